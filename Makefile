@@ -1,0 +1,44 @@
+# `make` lists the targets. The first run makes .venv with the pinned packages; later runs find it ready.
+# To choose the interpreter: make test PYTHON=/path/to/python3.12
+
+QUICKSTART      ?= .venv/bin/evsys run examples/quickstart/config.yaml
+QUICKSTART_SETS ?= base
+DEV_SETS        ?= dev
+PYTEST_ARGS     ?= -q -n auto
+PERF            ?= $(sort $(wildcard perf/*.py))
+LOCK_FLAGS      ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test check format lock perf clean dev
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+quickstart: ## set up, run the example experiment, print its result
+	@requirements/bootstrap.sh $(QUICKSTART_SETS)
+	$(QUICKSTART)
+
+test: check ## set up, check, run every test
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+check: dev ## lint, formatting, types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: dev ## put the code into the house format
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+dev: ## set up the environment for working on the code
+	@requirements/bootstrap.sh $(DEV_SETS)
+
+lock: dev ## resolve pyproject.toml into requirements/*.txt (newer versions: LOCK_FLAGS=--upgrade)
+	requirements/lock.sh $(LOCK_FLAGS)
+
+perf: dev ## run the speed measurements
+	@set -e; for script in $(PERF); do echo "== $$script"; .venv/bin/python $$script; done
+
+clean: ## remove the environment and everything generated
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
