@@ -1,0 +1,107 @@
+"""evsys-sdk: one strict YAML describes an LLM training experiment; this package runs it.
+
+Every name below is public and stable. They load when first used, so that `import evsys_sdk` costs next
+to nothing. The first list is for type checkers, the second for Python; `tests/house` holds them equal.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# fmt: off
+if TYPE_CHECKING:
+    from evsys_sdk.algorithms.base import BaseAlgorithm
+    from evsys_sdk.config.files import dump_yaml, load_yaml
+    from evsys_sdk.config.models import (
+        AlgorithmConfig, BackendConfig, BenchmarkEntry, CallbackSpec, ContinualConfig, DataConfig,
+        DataStoreSpec, EvalConfig, ExperimentConfig, InferenceSpec, LogStoreSpec, MatrixSpec,
+        Metadata, MetricSpec, ModelConfig, Params, RunConfig, TransformSpec, VerifierSpec,
+    )
+    from evsys_sdk.data.workspace import Workspace
+    from evsys_sdk.data_types import (
+        ChatMessagesRow, E2BVerifier, HarborTask, InProcessVerifier, LLMJudgeVerifier,
+        PromptExample, TargetFormat, VerifierPayload, block_to_image_src, detect_format, from_dict,
+        has_images, image_base64_block, image_url_block, iter_jsonl, parse_rows, text_block, to_dict,
+    )
+    from evsys_sdk.errors import (
+        ConfigError, DashboardClientError, EvsysAuthError, EvsysError,
+    )
+    from evsys_sdk.eval.benchmark import Benchmark
+    from evsys_sdk.experiment import Experiment, ExperimentResult, run_experiment
+    from evsys_sdk.logs import configure_logger, get_logger, set_level
+    from evsys_sdk.preflight import validate_yaml
+    from evsys_sdk.protocols import (
+        Algorithm, Backend, Callback, DataStore, EvalResult, InferenceClient, LogStore, Metric,
+        Rollout, RunContext, RunResult, Score, Transform, VerificationResult, Verifier,
+    )
+    from evsys_sdk.record.dashboard import DashboardClient, ExperimentRun
+    from evsys_sdk.registry import (
+        get_agent, get_algorithm, get_backend, get_callback, get_data_store, get_deployer,
+        get_inference, get_launcher, get_log_store, get_metric, get_transform, get_verifier,
+        list_agents, list_algorithms, list_backends, list_callbacks, list_data_stores,
+        list_deployers, list_inference, list_launchers, list_log_stores, list_metrics,
+        list_transforms, list_verifiers, register_agent, register_algorithm, register_backend,
+        register_callback, register_data_store, register_deployer, register_inference,
+        register_launcher, register_log_store, register_metric, register_transform,
+        register_verifier, register_verifier_fn, schema_for,
+    )
+    from evsys_sdk.surface import (
+        Datum, ModelInput, SamplingParams, TensorData,
+    )
+    from evsys_sdk.training.batch import TrainingBatch
+# fmt: on
+
+_PUBLIC = {
+    "algorithms.base": "BaseAlgorithm",
+    "config.files": "dump_yaml load_yaml",
+    "config.models": """
+        AlgorithmConfig BackendConfig BenchmarkEntry CallbackSpec ContinualConfig DataConfig
+        DataStoreSpec EvalConfig ExperimentConfig InferenceSpec LogStoreSpec MatrixSpec Metadata
+        MetricSpec ModelConfig Params RunConfig TransformSpec VerifierSpec
+    """,
+    "data.workspace": "Workspace",
+    "data_types": """
+        ChatMessagesRow E2BVerifier HarborTask InProcessVerifier LLMJudgeVerifier PromptExample
+        TargetFormat VerifierPayload block_to_image_src detect_format from_dict has_images
+        image_base64_block image_url_block iter_jsonl parse_rows text_block to_dict
+    """,
+    "errors": "ConfigError DashboardClientError EvsysAuthError EvsysError",
+    "eval.benchmark": "Benchmark",
+    "experiment": "Experiment ExperimentResult run_experiment",
+    "logs": "configure_logger get_logger set_level",
+    "preflight": "validate_yaml",
+    "protocols": """
+        Algorithm Backend Callback DataStore EvalResult InferenceClient LogStore Metric Rollout
+        RunContext RunResult Score Transform VerificationResult Verifier
+    """,
+    "record.dashboard": "DashboardClient ExperimentRun",
+    "registry": """
+        get_agent get_algorithm get_backend get_callback get_data_store get_deployer get_inference
+        get_launcher get_log_store get_metric get_transform get_verifier list_agents list_algorithms
+        list_backends list_callbacks list_data_stores list_deployers list_inference list_launchers
+        list_log_stores list_metrics list_transforms list_verifiers register_agent
+        register_algorithm register_backend register_callback register_data_store register_deployer
+        register_inference register_launcher register_log_store register_metric register_transform
+        register_verifier register_verifier_fn schema_for
+    """,
+    "surface": "Datum ModelInput SamplingParams TensorData",
+    "training.batch": "TrainingBatch",
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'evsys_sdk' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"evsys_sdk.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

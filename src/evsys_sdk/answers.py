@@ -1,0 +1,63 @@
+"""What a completion answers, and whether that is the answer wanted.
+
+In: a completion and an expected value. Out: the answer inside it, and yes or no. Verifiers and metrics share
+these two questions, so that `exact_match` means the same as a reward and as a score.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_KEYS = ("tool_slug", "answer")
+
+
+def answer_in(completion: str) -> str:
+    """The text between the last `<answer>` and `</answer>`, else the whole; without spaces around."""
+    # The last pair: a model that thinks aloud may name the tags before it uses them.
+    found = _ANSWER.findall(completion)
+    return str(found[-1] if found else completion).strip()
+
+
+def has_answer(completion: str) -> bool:
+    """Whether the completion holds a filled-in pair of `<answer>` tags."""
+    return any(text.strip() for text in _ANSWER.findall(completion))
+
+
+def wanted_answer(target: Any) -> Any:
+    """The answer in a target such as `{tool_slug: GMAIL_SEND, toolkit: gmail}`; any other target is the answer."""
+    if isinstance(target, dict):
+        for key in _KEYS:
+            if target.get(key) is not None:
+                return target[key]
+    return target
+
+
+def same_answer(completion: str, expected: Any, *, case_sensitive: bool = True) -> bool:
+    """Whether the completion's answer is `expected`; of a list, any one will do."""
+    expected = wanted_answer(expected)
+    if isinstance(expected, list):
+        return any(same_answer(completion, one, case_sensitive=case_sensitive) for one in expected)
+    answer = answer_in(completion)
+    fields = parsed_json(answer)
+    if isinstance(fields, dict) and not isinstance(expected, dict):
+        answer = str(wanted_answer(fields))
+    if not isinstance(expected, str):
+        return _same_value(parsed_json(answer), expected) or answer == str(expected)
+    wanted = answer_in(expected)
+    return answer == wanted if case_sensitive else answer.casefold() == wanted.casefold()
+
+
+def _same_value(found: Any, expected: Any) -> bool:
+    # Python says 1 == True; a task that expects `true` does not mean 1.
+    return bool(found == expected) and isinstance(found, bool) == isinstance(expected, bool)
+
+
+def parsed_json(text: str) -> Any:
+    """The JSON value that `text` is, or None."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,207 @@
+"""A YAML file as data plus the line of every key.
+
+In: YAML text. Out: a `Document`. Scalars follow YAML 1.2, which is what people mean: `1e-5` is a number, `off`
+and `no` are words, `010` is ten. A key given twice is an error, because one of the two would be lost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evsys_sdk.errors import ConfigError, Problem
+
+KeyPath = tuple[str | int, ...]
+FROM_COMMAND_LINE = 0
+"""The "line" of a value that `--set` gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """Parsed YAML that still knows where everything stood."""
+
+    label: str
+    """How the file is called in messages."""
+    data: Any
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+
+    def line(self, path: KeyPath) -> int | None:
+        """Line of the key, or of the nearest enclosing one."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return None
+
+
+def show_path(path: KeyPath) -> str:
+    """`("runs", 0, "data")` -> `runs[0].data`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def split_path(text: str) -> KeyPath:
+    """`runs[0].data` or `runs.0.data` -> `("runs", 0, "data")`."""
+    parts = [part for part in re.split(r"\.|\[(\d+)\]", text) if part]
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+_TAG = "tag:yaml.org,2002:"
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_NULL = re.compile(r"~|null|Null|NULL|")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the scalars of YAML 1.2."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in (
+    ("bool", _BOOL, "tTfF"),
+    ("null", _NULL, ["~", "n", "N", ""]),
+    ("int", _INT, "-+0123456789"),
+    ("float", _FLOAT, "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern.pattern})$"), list(_first))
+_Loader.add_implicit_resolver(_TAG + "merge", re.compile("^<<$"), ["<"])
+
+
+def _float(text: str) -> float:
+    word = text.lower().lstrip("+-")
+    if word == ".nan":
+        return math.nan
+    if word == ".inf":
+        return -math.inf if text.startswith("-") else math.inf
+    return float(text)
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": lambda text: int(text, 0) if text[:2] in ("0o", "0x") else int(text),
+    "float": _float,
+    "str": str,
+}
+
+
+def read_document(path: str | Path) -> Document:
+    """Parse a YAML file; what cannot be read is a ConfigError with the line."""
+    label = str(path)
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(
+            label, [Problem(path="", message="no such file", next_command="evsys validate <path>")]
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError(label, [Problem(path="", message="is a directory; name the YAML file in it")]) from None
+    except UnicodeDecodeError as exc:
+        raise ConfigError(label, [Problem(path="", message=f"is not UTF-8 text (byte {exc.start})")]) from None
+    except OSError as exc:
+        raise ConfigError(label, [Problem(path="", message=f"cannot be read: {exc.strerror}")]) from None
+    return parse_document(text, label)
+
+
+def parse_document(text: str, label: str = "config") -> Document:
+    """Parse YAML text into data and lines."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ConfigError(
+                label, [Problem(path="", message="is empty; expected `name:` and `run:`, `runs:` or `matrix:`")]
+            )
+        builder = _Builder(loader, label)
+        data = builder.build(node, (), frozenset())
+    except yaml.MarkedYAMLError as exc:
+        raise ConfigError(label, [_syntax_problem(exc)]) from None
+    except yaml.YAMLError as exc:
+        raise ConfigError(label, [Problem(path="", message=f"is not YAML: {exc}")]) from None
+    finally:
+        loader.dispose()
+    if builder.problems:
+        raise ConfigError(label, builder.problems)
+    return Document(label=label, data=data, lines=builder.lines)
+
+
+def parse_value(text: str) -> Any:
+    """One YAML value, as after `--set key=`."""
+    return parse_document(text, "--set").data if text.strip() else ""
+
+
+def _syntax_problem(exc: yaml.MarkedYAMLError) -> Problem:
+    mark = exc.problem_mark or exc.context_mark
+    what = " ".join(str(part) for part in (exc.context, exc.problem) if part)
+    return Problem(path="", message=f"is not YAML: {what}", line=mark.line + 1 if mark else None)
+
+
+class _Builder:
+    """Walks the node tree once, building data and noting lines."""
+
+    def __init__(self, loader: _Loader, label: str):
+        self.loader = loader
+        self.label = label
+        self.lines: dict[KeyPath, int] = {}
+        self.problems: list[Problem] = []
+
+    def build(self, node: yaml.Node, path: KeyPath, above: frozenset[int]) -> Any:
+        line = node.start_mark.line + 1
+        self.lines.setdefault(path, line)
+        if id(node) in above:
+            self._complain(path, "refers to itself", line)
+            return None
+        inside = above | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, inside)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, (*path, index), inside) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, inside: frozenset[int]) -> dict[str, Any]:
+        self._refuse_repeats(node, path)
+        self.loader.flatten_mapping(node)
+        out: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._complain(path, "a key must be plain text", key_node.start_mark.line + 1)
+                continue
+            key = str(key_node.value)
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            out[key] = self.build(value_node, (*path, key), inside)
+        return out
+
+    def _refuse_repeats(self, node: yaml.MappingNode, path: KeyPath) -> None:
+        seen: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if key in seen and key_node.tag != _TAG + "merge":
+                self._complain((*path, key), f"is given twice (first on line {seen[key]})", line)
+            seen.setdefault(key, line)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        make = _SCALARS.get(node.tag.removeprefix(_TAG))
+        if make is None:
+            self._complain(path, f"YAML tag {node.tag!r} is not supported", node.start_mark.line + 1)
+            return None
+        try:
+            return make(node.value)
+        except ValueError:
+            self._complain(
+                path, f"{node.value!r} cannot be read as {node.tag.rsplit(':', 1)[-1]}", node.start_mark.line + 1
+            )
+            return None
+
+    def _complain(self, path: KeyPath, message: str, line: int) -> None:
+        self.problems.append(Problem(path=show_path(path), message=message, line=line))

@@ -1,0 +1,24 @@
+"""Names of environment variables and files that more than one module speaks of."""
+
+from __future__ import annotations
+
+API_PREFIX = "/api/dashboard/api"
+
+ENV_API_URL = "EVSYS_API_URL"
+ENV_API_KEY = "EVSYS_API_KEY"
+ENV_PROJECT_ID = "EVSYS_PROJECT_ID"
+ENV_LOG_DIR = "EVSYS_LOG_DIR"
+ENV_OFFLINE = "EVSYS_OFFLINE"
+ENV_LOGGING_LEVEL = "EVSYS_LOGGING_LEVEL"
+
+DEFAULT_API_URL = "http://localhost:8000"
+DEFAULT_LOG_DIR = ".evsys/mirror"
+
+WORKSPACE_DIR = ".evsys"
+RUN_RESULT_FILE = "run_result.json"
+EXPERIMENT_RESULT_FILE = "experiment_result.json"
+
+EXIT_OK = 0
+EXIT_BAD_INPUT = 1
+EXIT_RUN_FAILED = 2
+"""`evsys run`: at least one run did not complete."""

@@ -1,0 +1,302 @@
+"""The three shapes a row can have, and the verification plans that ride on them.
+
+In: plain dicts from JSONL. Out: frozen dataclasses, and back without loss. They mirror the production
+interchange types, so field names and the meaning of `kind` are a contract, not a taste.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from evsys_sdk import jsonl
+from evsys_sdk.errors import DataError, not_known, shorten
+
+Block = dict[str, Any]
+Content = str | list[Block]
+
+
+class TargetFormat(StrEnum):
+    """Which algorithm family a row is for."""
+
+    CHAT_MESSAGES = "chat_messages"
+    HARBOR_TASK = "harbor_task"
+    PROMPT_DATASET = "prompt_dataset"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcessVerifier:
+    """A registered Python function looks at the completion. Sub-millisecond."""
+
+    kind: ClassVar[Literal["in_process"]] = "in_process"
+    fn_name: str
+    expected: Any = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class E2BVerifier:
+    """Tests run against the model's output in a sandbox; the exit code decides."""
+
+    kind: ClassVar[Literal["e2b"]] = "e2b"
+    dockerfile: str
+    test_sh: str
+    test_state_py: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMJudgeVerifier:
+    """Another model scores the completion against a rubric."""
+
+    kind: ClassVar[Literal["llm_judge"]] = "llm_judge"
+    judge_model: str
+    rubric: str
+
+
+VerifierPayload = InProcessVerifier | E2BVerifier | LLMJudgeVerifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessagesRow:
+    """A conversation to imitate (SFT)."""
+
+    messages: list[dict[str, Any]]
+    target_assistant: str | None = None
+    """What the assistant should say next; without it the last assistant message is the target."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarborTask:
+    """Something to do and a way to tell whether it was done (RL, validation, benchmarks)."""
+
+    task_id: str
+    instruction: Content
+    verifier: VerifierPayload
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptExample:
+    """Inputs and the output wanted (prompt tuning, distillation)."""
+
+    inputs: dict[str, Any]
+    expected: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+TypedRow = ChatMessagesRow | HarborTask | PromptExample
+
+_VERIFIERS: dict[str, type] = {cls.kind: cls for cls in (InProcessVerifier, E2BVerifier, LLMJudgeVerifier)}
+_ROWS: dict[str, type] = {
+    TargetFormat.CHAT_MESSAGES: ChatMessagesRow,
+    TargetFormat.HARBOR_TASK: HarborTask,
+    TargetFormat.PROMPT_DATASET: PromptExample,
+}
+
+
+def detect_format(row: dict[str, Any]) -> str:
+    """`chat_messages`, `harbor_task`, `prompt_dataset`, or `unknown`."""
+    if not isinstance(row, dict):
+        return "unknown"
+    if "instruction" in row and "verifier" in row:
+        return TargetFormat.HARBOR_TASK.value
+    if isinstance(row.get("messages"), list):
+        return TargetFormat.CHAT_MESSAGES.value
+    if isinstance(row.get("inputs"), dict):
+        return TargetFormat.PROMPT_DATASET.value
+    return "unknown"
+
+
+def from_dict(row: dict[str, Any]) -> TypedRow:
+    """The typed row that `row` describes; columns that are not fields go into `metadata`."""
+    shape = detect_format(row)
+    if shape == "unknown":
+        keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        raise DataError(
+            f"this row has no known shape (it has: {keys}); expected `messages`, or `instruction` with "
+            "`verifier`, or `inputs`"
+        )
+    return _typed(row, TargetFormat(shape))
+
+
+def _typed(row: dict[str, Any], shape: TargetFormat) -> TypedRow:
+    cls = _ROWS[shape]
+    names = set(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+    known = {key: value for key, value in row.items() if key in names}
+    extra = {key: value for key, value in row.items() if key not in names}
+    metadata = known.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise DataError(f"metadata must be a mapping, not {type(metadata).__name__}")
+    if extra or metadata is None:
+        known["metadata"] = {**extra, **(metadata or {})}
+    if shape is TargetFormat.HARBOR_TASK:
+        known["verifier"] = _verifier_from(row["verifier"])
+        known["task_id"] = str(known["task_id"]) if known.get("task_id") is not None else _task_id(row)
+    _check(known, shape)
+    return cls(**known)
+
+
+def _task_id(row: dict[str, Any]) -> str:
+    import hashlib
+
+    text = json.dumps([row["instruction"], row["verifier"]], sort_keys=True, default=str)
+    return "task-" + hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _check(fields: dict[str, Any], shape: TargetFormat) -> None:
+    if shape is TargetFormat.CHAT_MESSAGES:
+        for index, message in enumerate(fields["messages"]):
+            _check_message(message, f"messages[{index}]")
+        if not fields["messages"]:
+            raise DataError("messages is empty")
+        if not isinstance(fields.get("target_assistant"), str | None):
+            raise DataError("target_assistant must be text")
+    elif shape is TargetFormat.HARBOR_TASK:
+        _check_content(fields["instruction"], "instruction")
+
+
+def _check_message(message: Any, place: str) -> None:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise DataError(f"{place} must be a mapping with `role` and `content`")
+    if message.get("content") is not None:
+        _check_content(message["content"], f"{place}.content")
+    elif not message.get("tool_calls"):  # a message that only calls tools may be silent
+        raise DataError(f"{place} has no `content`")
+
+
+def _check_content(content: Any, place: str) -> None:
+    blocks = isinstance(content, list) and all(isinstance(block, dict) for block in content)
+    if not (blocks or isinstance(content, str)):
+        raise DataError(f"{place} must be text or a list of content blocks, not {shorten(repr(content))}")
+
+
+def _verifier_from(value: Any) -> VerifierPayload:
+    if isinstance(value, InProcessVerifier | E2BVerifier | LLMJudgeVerifier):
+        return value
+    if not isinstance(value, dict):
+        raise DataError(f"verifier must be a mapping with `kind`, not {shorten(repr(value))}")
+    fields = dict(value)
+    kind = fields.pop("kind", "in_process")
+    cls = _VERIFIERS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise DataError("verifier.kind: " + not_known(str(kind), "verifier plan", _VERIFIERS))
+    known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    for key in fields:
+        if key not in known:
+            raise DataError(f"verifier.{key}: " + not_known(key, f"field of {kind}", set(known) - {"kind"}))
+        _check_verifier_field(key, fields[key])
+    try:
+        return cls(**fields)
+    except TypeError as exc:
+        raise DataError(f"verifier of kind {kind}: {str(exc).split('__init__() ')[-1]}") from exc
+
+
+def _check_verifier_field(key: str, value: Any) -> None:
+    wanted: type = {"params": dict, "expected": object}.get(key, str)
+    if not isinstance(value, wanted):
+        expected = "a mapping" if wanted is dict else "text"
+        raise DataError(f"verifier.{key} must be {expected}, not {shorten(repr(value))}")
+
+
+def to_dict(obj: TypedRow | VerifierPayload) -> dict[str, Any]:
+    """The plain form of a typed row or verifier; `from_dict` reads it back to an equal row."""
+    out: dict[str, Any] = {}
+    if isinstance(obj, InProcessVerifier | E2BVerifier | LLMJudgeVerifier):
+        out["kind"] = obj.kind
+    for name in obj.__dataclass_fields__:
+        if name == "kind":
+            continue
+        value = getattr(obj, name)
+        if name == "verifier":
+            value = to_dict(value)
+        if name == "target_assistant" and value is None:
+            continue
+        out[name] = value
+    return out
+
+
+def iter_jsonl(path: str | Path) -> Iterator[TypedRow]:
+    """Typed rows of a JSONL file, mixed formats allowed; a bad line is named by file and number."""
+    yield from jsonl.read_rows(path, from_dict)
+
+
+def parse_rows(rows: Iterable[dict[str, Any]], target: TargetFormat | str) -> list[Any]:
+    """All rows as `target`, or one error naming the first row that is not. Nothing is dropped or guessed."""
+    try:
+        shape = TargetFormat(target)
+    except ValueError:
+        raise DataError(not_known(str(target), "row format", [f.value for f in TargetFormat])) from None
+    return [_parse_one(row, shape, index) for index, row in enumerate(rows)]
+
+
+def _parse_one(row: Any, shape: TargetFormat, index: int) -> TypedRow:
+    found = detect_format(row)
+    if found != shape:
+        keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        raise DataError(f"row {index} is {found}, not {shape.value}; it has: {shorten(keys, 120)}")
+    try:
+        return _typed(row, shape)
+    except DataError as exc:
+        raise DataError(f"row {index}: {exc}") from exc
+
+
+def text_block(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def image_url_block(url: str, detail: str | None = None) -> Block:
+    """An image by address, in OpenAI's shape."""
+    image: dict[str, Any] = {"url": url}
+    if detail is not None:
+        image["detail"] = detail
+    return {"type": "image_url", "image_url": image}
+
+
+def image_base64_block(media_type: str, b64: str) -> Block:
+    """An image by value, in Anthropic's shape."""
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": b64}}
+
+
+def block_to_image_src(block: Block) -> str | None:
+    """What an `<img src>` needs for either image shape; None for a block that is no image."""
+    src = None
+    if block.get("type") == "image_url":
+        image = block.get("image_url")
+        src = image.get("url") if isinstance(image, dict) else image
+    elif block.get("type") == "image" and isinstance(block.get("source"), dict):
+        source = block["source"]
+        if source.get("type") == "url":
+            src = source.get("url")
+        elif source.get("data"):
+            src = f"data:{source.get('media_type', 'image/png')};base64,{source['data']}"
+    return src if isinstance(src, str) else None
+
+
+def has_images(row: TypedRow | dict[str, Any]) -> bool:
+    """Whether any message or instruction holds an image block."""
+    if isinstance(row, dict):
+        row = from_dict(row)
+    if isinstance(row, ChatMessagesRow):
+        contents = [message.get("content") for message in row.messages]
+    elif isinstance(row, HarborTask):
+        contents = [row.instruction]
+    else:
+        contents = list(row.inputs.values())
+    return any(
+        isinstance(block, dict) and block_to_image_src(block) is not None
+        for content in contents
+        if isinstance(content, list)
+        for block in content
+    )
+
+
+def content_text(content: Content | None) -> str:
+    """The text of a message's content; images contribute nothing."""
+    if isinstance(content, list):
+        return "".join(block.get("text") or "" for block in content if isinstance(block, dict))
+    return content or ""

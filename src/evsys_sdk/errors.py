@@ -1,0 +1,156 @@
+"""Every way this SDK says no, and the two helpers that turn foreign failures into one of them.
+
+In: nothing. Out: exception classes. The CLI prints any `EvsysError` as a plain message with exit code 1;
+whatever is not an `EvsysError` is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+
+
+class EvsysError(Exception):
+    """Something a user can put right; the message says what and how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One mistake in a config file."""
+
+    path: str
+    """Dotted key path, e.g. `run.algorithm.params.learning_rate`; empty for the file as a whole."""
+    message: str
+    """What is wrong, with the nearest right word where there is one."""
+    line: int | None = None
+    """1-based line in the file; None when the value did not come from the file."""
+    value: object = None
+    """The offending value, shown shortened; None is not shown."""
+    next_command: str = ""
+    """The command that shows what is allowed here."""
+
+
+class ConfigError(EvsysError):
+    """A config that cannot be run: every problem at once, each with its place."""
+
+    def __init__(self, source: str, problems: Iterable[Problem]):
+        self.source = source
+        self.problems = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The text a person reads: a header, a line per problem, the next command."""
+        first = next((p.line for p in self.problems if p.line), None)
+        place = f"{self.source}:{first}" if first else self.source
+        count = len(self.problems)
+        lines = [f"{place}: {count} problem{'s' if count != 1 else ''}"]
+        lines += [_problem_line(p) for p in self.problems]
+        commands = dict.fromkeys(p.next_command for p in self.problems if p.next_command)
+        lines += [f"next: {command}" for command in list(commands)[:3]]
+        return "\n".join(lines)
+
+
+def _problem_line(problem: Problem) -> str:
+    place = f"line {problem.line}  " if problem.line else ""
+    shown = "" if problem.value is None else f" = {shorten(repr(problem.value))}"
+    return f"  {place}{problem.path or '(file)'}{shown}   {problem.message}"
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """`text` on one line, cut in the middle when longer than `limit`."""
+    text = " ".join(text.split())
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
+class UnknownKind(EvsysError, KeyError):
+    """A name that no extension is registered under. Also a `KeyError`, as the reference promises."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DuplicateKind(EvsysError, ValueError):
+    """Two different extensions asked for the same name."""
+
+
+class MissingDependency(EvsysError, ImportError):
+    """An optional library is needed and not installed."""
+
+
+class DataError(EvsysError):
+    """Rows that cannot be read or do not have the shape a stage needs."""
+
+
+class WorkspaceError(EvsysError):
+    """A dataset or benchmark that cannot be found in, or trusted from, the workspace."""
+
+
+class BackendError(EvsysError):
+    """A training backend refused or lost a call."""
+
+
+class VerifierFailed(EvsysError):
+    """A verifier raised; the rollout stays unscored and is never counted as 0 reward by accident."""
+
+
+class RunLocked(EvsysError):
+    """Another live process works in the same run directory."""
+
+
+class Cancelled(EvsysError):
+    """The user (SIGINT, SIGTERM) asked the run to stop."""
+
+
+class EvsysAuthError(EvsysError):
+    """Dashboard credentials are missing."""
+
+
+class DashboardClientError(EvsysError):
+    """The dashboard answered 4xx: the request itself is wrong."""
+
+    def __init__(self, message: str, status: int | None = None):
+        super().__init__(message)
+        self.status = status
+
+
+@contextmanager
+def blame(error: type[EvsysError], what: str) -> Iterator[None]:
+    """Run foreign code; what it raises comes out as `error`, saying whose code it was."""
+    try:
+        yield
+    except EvsysError:
+        raise
+    except Exception as exc:
+        raise error(f"{what} failed: {type(exc).__name__}: {exc}") from exc
+
+
+def need(module: str, *, extra: str) -> ModuleType:
+    """Import an optional library, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise MissingDependency(f"This needs {module}: pip install 'evsys-sdk[{extra}]' ({exc})") from exc
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, if any is like it."""
+    names = sorted(known)
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if not matches:
+        folded = {name.lower(): name for name in names}
+        matches = [folded[m] for m in difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)]
+    return matches[0] if matches else None
+
+
+def not_known(word: str, what: str, known: Iterable[str]) -> str:
+    """`'tinkr' is not a backend; closest: tinker; known: local, mock, tinker`."""
+    names = sorted(known)
+    near = closest(word, names)
+    hint = f"; closest: {near}" if near else ""
+    article = "an" if what[:1] in "aeiou" else "a"
+    return f"{word!r} is not {article} {what}{hint}; known: {', '.join(names) or 'none'}"

@@ -1,0 +1,203 @@
+"""What can be known to be wrong before anything is spent.
+
+In: a config. Out: problems with their places. `evsys validate --deep` prints them, a run refuses to start on
+them. Every kind/params block, every file and every verifier that a run will touch is looked at, and nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk import registry
+from evsys_sdk.config.files import load_yaml
+from evsys_sdk.config.models import BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
+from evsys_sdk.config.project import import_extensions, search_folders
+from evsys_sdk.config.source import source_of
+from evsys_sdk.errors import ConfigError, EvsysError, Problem, UnknownKind
+from evsys_sdk.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One `{kind, params}` in the config."""
+
+    place: str
+    registry: Registry
+    kind: str
+    params: dict[str, Any]
+
+
+def validate_yaml(
+    path: str | Path, deep: bool = False, *, strict: bool = False, overrides: Sequence[str] = ()
+) -> ExperimentConfig:
+    """Check a config file and return it. `deep` looks into every block; `strict` also refuses ignored settings."""
+    config = load_yaml(path, overrides=overrides)
+    found = deep_problems(config) if deep else []
+    found += ignored_settings(config) if strict else []
+    if found:
+        raise ConfigError(source_of(config).label, found)
+    return config
+
+
+def deep_problems(config: ExperimentConfig) -> list[Problem]:
+    """Everything that is wrong with the blocks, files and verifiers of a config, located."""
+    import_extensions(config)
+    source = source_of(config)
+    problems = [problem for block in _experiment_blocks(config) for problem in check_block(block)]
+    for index, entry in enumerate(config.metadata.benchmark):
+        problems += _check_benchmark(entry, f"metadata.benchmark[{index}]", config)
+    for index, run in enumerate(config.all_runs()):
+        for problem in _run_problems(run, config):
+            problems.append(replace(problem, path=source.in_run(index, problem.path)))
+    unique = {(p.path, p.message): p for p in problems}
+    return [source.located(problem) for problem in unique.values()]
+
+
+def check_block(block: Block) -> list[Problem]:
+    """Whether the kind exists and its params fit."""
+    try:
+        target = block.registry.get(block.kind)
+    except UnknownKind as exc:
+        hint = f"evsys list --kind {block.registry.plural}"
+        return [Problem(path=f"{block.place}.kind", message=str(exc), value=block.kind, next_command=hint)]
+    hint = f"evsys schema {block.registry.kind} {block.kind}"
+    return [
+        replace(problem, path=f"{block.place}.params.{problem.path}".rstrip("."), next_command=hint)
+        for problem in registry.check_params(target, block.params)
+    ]
+
+
+def _block(place: str, kinds: Registry, spec: KindSpec) -> Block:
+    return Block(place=place, registry=kinds, kind=spec.kind, params=spec.params)
+
+
+def _experiment_blocks(config: ExperimentConfig) -> Iterator[Block]:
+    yield _block("data_store", registry.data_stores, config.data_store)
+    yield from _log_store_blocks(_block("log_store", registry.log_stores, config.log_store))
+    for index, callback in enumerate(config.callbacks):
+        yield _block(f"callbacks[{index}]", registry.callbacks, callback)
+
+
+def _log_store_blocks(block: Block) -> Iterator[Block]:
+    yield block
+    children = block.params.get("stores") if block.kind == "multiplex" else None
+    for index, child in enumerate(children if isinstance(children, list) else []):
+        if isinstance(child, dict) and isinstance(child.get("kind"), str):
+            place = f"{block.place}.params.stores[{index}]"
+            params = child.get("params") or {}
+            yield from _log_store_blocks(
+                Block(place=place, registry=registry.log_stores, kind=child["kind"], params=params)
+            )
+
+
+def _run_blocks(run: RunConfig) -> Iterator[Block]:
+    yield _block("algorithm", registry.algorithms, run.algorithm)
+    yield _block("backend", registry.backends, run.backend)
+    for place, data in data_blocks(run):
+        for index, transform in enumerate(data.transforms):
+            yield _block(f"{place}.transforms[{index}]", registry.transforms, transform)
+    for index, metric in enumerate(run.eval.metrics):
+        yield _block(f"eval.metrics[{index}]", registry.metrics, metric)
+    if run.eval.inference is not None:
+        yield _block("eval.inference", registry.inference, run.eval.inference)
+
+
+def data_blocks(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
+    """Every data block of a run with its path: `data`, `eval.eval_data`, `continual.stages[i].data`."""
+    if run.data is not None:
+        yield "data", run.data
+    if run.eval.eval_data is not None:
+        yield "eval.eval_data", run.eval.eval_data
+    if run.continual is not None:
+        for index, stage in enumerate(run.continual.stages):
+            yield f"continual.stages[{index}].data", stage.data
+
+
+def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
+    for block in _run_blocks(run):
+        yield from check_block(block)
+    for place, data in data_blocks(run):
+        yield from _check_data(data, place, config)
+
+
+def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[Problem]:
+    from evsys_sdk.data.sources import find_path
+    from evsys_sdk.data.workspace import Workspace
+
+    folders = search_folders(source_of(config))
+    ref = data.dataset_id or data.dataset_name
+    try:
+        if ref is not None:
+            Workspace.find(source_of(config).folder).get(ref, "dataset")
+        elif data.source_kind in ("jsonl", "json") and not check_block(
+            _block("data_store", registry.data_stores, config.data_store)
+        ):
+            store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
+            find_path(str(data.path), store=store, folders=folders)
+    except EvsysError as exc:
+        key = "dataset_id" if data.dataset_id else "dataset_name" if ref else "path"
+        return [Problem(path=f"{place}.{key}", message=str(exc), value=ref or data.path)]
+    return []
+
+
+def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig) -> list[Problem]:
+    from evsys_sdk.eval.benchmark import sampling_problem, task_problems
+    from evsys_sdk.rollout.engine import refusal
+    from evsys_sdk.running.scoring import find_benchmark
+
+    problems = []
+    for index, name in enumerate(entry.metrics):
+        block = Block(place=f"{place}.metrics[{index}]", registry=registry.metrics, kind=name, params={})
+        problems += [replace(p, path=block.place) for p in check_block(block)]
+    short = None if problems else sampling_problem(entry.metrics, entry.num_samples)
+    if short:
+        problems.append(Problem(path=f"{place}.num_samples", message=short, value=entry.num_samples))
+    try:
+        benchmark = find_benchmark(entry, config)
+        refused = (f"task {task.task_id!r}: {why}" for task in benchmark.tasks if (why := refusal(task)))
+        problems += [Problem(path=place, message=text) for text in (*task_problems(benchmark), *islice(refused, 3))]
+    except EvsysError as exc:
+        key = "id" if entry.id else "path" if entry.path else "name"
+        problems.append(Problem(path=f"{place}.{key}", message=str(exc), value=getattr(entry, key)))
+    return problems
+
+
+def ignored_settings(config: ExperimentConfig) -> list[Problem]:
+    """Settings that are given and, by the meaning of another setting, will not be looked at."""
+    source = source_of(config)
+    found = [
+        Problem(path=source.in_run(index, path), message=f"unread setting: {why}")
+        for index, run in enumerate(config.all_runs())
+        for path, why in _ignored_in_run(run)
+    ]
+    unique = {(p.path, p.message): p for p in found}
+    return [source.located(problem) for problem in unique.values()]
+
+
+def _ignored_in_run(run: RunConfig) -> Iterator[tuple[str, str]]:
+    if run.continual is not None and run.data is not None:
+        yield "data", "the stages of `continual` bring their own data"
+    for place, data in data_blocks(run):
+        yield from ((f"{place}.{key}", why) for key, why in _ignored_in_data(data))
+    given = run.eval.model_fields_set - {"enabled"}
+    if not run.eval.enabled:
+        yield from ((f"eval.{key}", "eval is not enabled") for key in sorted(given))
+    elif not run.eval.metrics:
+        yield from ((f"eval.{key}", "eval has no metrics") for key in sorted(given - {"metrics"}))
+    inference = run.eval.inference
+    if inference and inference.kind in ("mock", "local", "tinker") and inference.kind != run.backend.kind:
+        yield "eval.inference.kind", f"the weights live on backend {run.backend.kind!r} and are sampled there"
+
+
+def _ignored_in_data(data: DataConfig) -> Iterator[tuple[str, str]]:
+    uses = {"jsonl": {"path"}, "json": {"path"}, "in_memory": {"rows"}, "hf_dataset": {"hf_dataset", "hf_split"}}
+    sources = {"source_kind", "path", "rows", "hf_dataset", "hf_split"}
+    ref = "dataset_id" if data.dataset_id else "dataset_name" if data.dataset_name else None
+    used = set() if ref else uses[data.source_kind] | {"source_kind"}
+    why = f"{ref} is set" if ref else f"source_kind is {data.source_kind}"
+    for key in sorted((sources - used) & data.model_fields_set):
+        yield key, why

@@ -1,0 +1,310 @@
+"""What an extension must answer. Any class with these methods will do; there is nothing to inherit.
+
+In: nothing. Out: one Protocol per extension point, and the records that pass between the stages
+(`RunContext` in, `RunResult` out; `Rollout`, `TaskScores`, `EvalResult` on the way).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from evsys_sdk.data_types import HarborTask
+    from evsys_sdk.surface import SamplingClient, SamplingParams, Tokenizer
+
+Row = dict[str, Any]
+RunStatus = Literal["completed", "failed", "cancelled"]
+RolloutStatus = Literal["ok", "agent_error", "infra_error", "timeout", "cancelled"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult:
+    """What one run came to; `train` returns it and the runner completes it."""
+
+    run_id: str
+    status: RunStatus
+    metrics: dict[str, float] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+    """Name -> path or address, e.g. `final_checkpoint`."""
+    error: str | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunContext:
+    """Everything an algorithm needs, and nothing else reaches it."""
+
+    run_id: str
+    output_dir: Path
+    config: Any
+    """The parsed ExperimentConfig."""
+    data_store: DataStore
+    log_store: LogStore
+    backend: Backend
+    extras: dict[str, Any] = field(default_factory=dict)
+    """`train_rows`, `n_train_rows`, `backend_handles`, `model_name`, `tags`, and whatever a project adds."""
+    seed: int = 42
+    max_steps: int | None = None
+    """A ceiling from the command line (`--steps`, `--dry`); None leaves the recipe's own."""
+    start_from: str | None = None
+    """Saved weights to begin with (`model.load_checkpoint_path`, or the previous stage of a chain)."""
+    stage: str | None = None
+    """Name of the stage, in a continual chain."""
+    rollouts: RolloutEngine | None = None
+    hooks: Hooks | None = None
+    """Loop events: an algorithm that calls them gets callbacks and in-loop evaluation for free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationResult:
+    """A verifier's judgement of one completion."""
+
+    reward: float
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One exchange: the exact tokens the model read and wrote."""
+
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    logprobs: list[float]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One try of the model at one task."""
+
+    task_id: str
+    turns: list[Turn] = field(default_factory=list)
+    reward: float | None = None
+    """None until a verifier has looked; never 0 for a verifier that broke."""
+    status: RolloutStatus = "ok"
+    error: str | None = None
+    seconds: float = 0.0
+    cost_usd: float = 0.0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def completion(self) -> str:
+        return self.turns[-1].text if self.turns else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScores:
+    """What is known of one task after all its rollouts; metrics fold a list of these into a number."""
+
+    task_id: str
+    rewards: list[float]
+    """One per rollout. An errored rollout counts as a failure (0.0) here and in `n_errors`."""
+    predictions: list[str] = field(default_factory=list)
+    target: Any = None
+    n_errors: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One metric on one set of tasks, as far as it can be believed."""
+
+    metric: str
+    value: float | None
+    """None when the eval is invalid: everything errored, or the metric raised."""
+    low: float | None = None
+    high: float | None = None
+    """95 % interval over tasks; None where it cannot be had (fewer than two tasks)."""
+    n_tasks: int = 0
+    n_rollouts: int = 0
+    n_errors: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """One evaluation of one set of weights on one set of tasks."""
+
+    name: str
+    split: str
+    """`val`, `test` or `eval`: the first part of the metric's name in the logs."""
+    scores: list[Score]
+    step: int | None = None
+    """The training step of the weights; None for the finished run."""
+    stage: str | None = None
+    """The stage of a continual chain after which this was measured."""
+    breakdown: dict[str, dict[str, list[Score]]] = field(default_factory=dict)
+    """metadata key -> its value -> scores."""
+    rollouts: list[Rollout] = field(default_factory=list)
+    error: str | None = None
+    seconds: float = 0.0
+
+
+class Algorithm(Protocol):
+    """How do the rows become better weights?"""
+
+    name: ClassVar[str]
+
+    def train(self, ctx: RunContext) -> RunResult: ...
+
+
+class Verifier(Protocol):
+    """How good is this completion? (The class form; plain functions are the usual one.)"""
+
+    def verify(self, *, prompt: Any, completion: str, target: Any) -> VerificationResult | float: ...
+
+
+class VerifierFunction(Protocol):
+    """How good is this output?"""
+
+    def __call__(self, model_output: str, expected: Any, params: dict[str, Any]) -> float: ...
+
+
+class Metric(Protocol):
+    """What one number do these rewards make? One inner list per task."""
+
+    def compute(self, task_rewards: Sequence[Sequence[float]]) -> float: ...
+
+
+@runtime_checkable
+class DataStore(Protocol):
+    """Where do rows come from and go to?"""
+
+    def read_jsonl(self, path: str) -> Iterable[Row]: ...
+    def write_jsonl(self, path: str, rows: Iterable[Row]) -> None: ...
+    def read_json(self, path: str) -> Any: ...
+    def write_json(self, path: str, value: Any) -> None: ...
+    def exists(self, path: str) -> bool: ...
+    def list(self, prefix: str = "") -> list[str]: ...
+
+
+@runtime_checkable
+class LogStore(Protocol):
+    """Where do numbers go while a run is going on?"""
+
+    def log_scalar(self, name: str, value: float, step: int) -> None: ...
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
+    def log_hyperparams(self, hparams: dict[str, Any]) -> None: ...
+    def log_artifact(self, name: str, path: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Where does the model live while it trains?"""
+
+    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
+        """Handles for this run; handles["service"] is the TrainingService where there is one."""
+        ...
+
+    def teardown(self, handles: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class InferenceClient(Protocol):
+    """What does a model answer to this prompt?"""
+
+    def generate(self, *, prompt: Any, max_tokens: int, temperature: float, stop: Sequence[str] | None) -> str: ...
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """What rows should these rows become?"""
+
+    def __call__(self, rows: list[Row]) -> list[Row]: ...
+
+
+class Deployer(Protocol):
+    """How does this checkpoint get to where it is used?"""
+
+    def deploy(self, checkpoint: str, *, metadata: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class Agent(Protocol):
+    """How does the model work on a task? (A harbor BaseAgent.)"""
+
+    async def setup(self, environment: Any) -> None: ...
+    async def run(self, instruction: str, environment: Any, context: Any) -> None: ...
+
+
+class Launcher(Protocol):
+    """Where do the runs of an experiment execute?"""
+
+    def launch(self, runs: Sequence[Any], execute: Any) -> list[RunResult]: ...
+
+
+class Callback(Protocol):
+    """Who wants to know? Every hook is optional; one that raises is reported and the others go on.
+
+    Order: on_experiment_start, then per run on_run_start, on_train_start, (on_step, on_eval, on_checkpoint)*,
+    on_train_end, on_eval (final ones), on_run_end, and at last on_experiment_end.
+    """
+
+    def on_experiment_start(self, experiment: Any) -> None: ...
+    def on_run_start(self, ctx: RunContext) -> None: ...
+    def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None: ...
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None: ...
+    def on_checkpoint(self, ctx: RunContext, step: int, path: str) -> None: ...
+    def on_eval(self, ctx: RunContext, result: EvalResult) -> None: ...
+    def on_train_end(self, ctx: RunContext, metrics: dict[str, float]) -> None: ...
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None: ...
+    def on_experiment_end(self, results: list[RunResult]) -> None: ...
+
+
+class Hooks(Protocol):
+    """The loop's line to the outside; the runner fans it out to callbacks, progress and evaluators."""
+
+    def train_start(self, total_steps: int | None) -> None: ...
+
+    async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
+        """After optimiser step `step` (1-based). Raises Cancelled when the user wants to stop."""
+        ...
+
+    def checkpoint(self, step: int, path: str) -> None: ...
+
+    async def train_end(self, metrics: dict[str, float]) -> None:
+        """Waits for the evaluations that are still going on."""
+        ...
+
+    def should_stop(self) -> str | None:
+        """The reason a callback gave for stopping early, if one did."""
+        ...
+
+
+class Snapshot(Protocol):
+    """Makes a sampler over the weights as they are now, when somebody needs one."""
+
+    def __call__(self) -> Awaitable[SamplingClient]: ...
+
+
+class Renderer(Protocol):
+    """The one way chat becomes tokens, for training and evaluation alike."""
+
+    tokenizer: Tokenizer
+
+    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Tokens up to where the assistant is to speak."""
+        ...
+
+    def conversation(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+        """Tokens of the whole chat and, per token, 1 where the assistant wrote it."""
+        ...
+
+
+class RolloutEngine(Protocol):
+    """What does the model do with these tasks?"""
+
+    async def roll_out(
+        self,
+        tasks: Sequence[HarborTask],
+        *,
+        sampler: SamplingClient,
+        renderer: Renderer,
+        sampling: SamplingParams,
+        num_samples: int = 1,
+    ) -> list[list[Rollout]]:
+        """One list per task, in order. A failure is a Rollout with a status, not an exception."""
+        ...
