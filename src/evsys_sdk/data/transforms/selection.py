@@ -1,0 +1,152 @@
+"""Which rows to keep, by what is in them.
+
+In: rows. Out: some of them, unchanged and in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from evsys_sdk.config.models import Name, Params
+from evsys_sdk.data.columns import BadRow, fingerprint, lookup, required
+from evsys_sdk.data.transforms.base import Change, RowByRow
+from evsys_sdk.errors import shorten
+from evsys_sdk.protocols import Row
+from evsys_sdk.registry import register_transform
+
+
+@register_transform("dedupe", yields=True)
+class Dedupe(RowByRow):
+    """Keep the first of the rows that agree in `key`. A row without the key is an error, not a duplicate."""
+
+    cfg: Config
+
+    class Config(Params):
+        key: Name | list[Name] | None = None
+        """A column, several that must all agree, or none for the whole row."""
+
+    def changer(self) -> Change:
+        key = self.cfg.key
+        seen: set[Any] = set()
+
+        def change(row: Row) -> Row | None:
+            mark = _mark(row, key)
+            if mark in seen:
+                return None
+            seen.add(mark)
+            return row
+
+        return change
+
+
+def _mark(row: Row, key: str | list[str] | None) -> str | bytes:
+    """What two duplicates have in common. Text stands for itself; the rest by content, so that 1 is not True."""
+    if key is None:
+        return fingerprint(row)
+    value = required(row, key) if isinstance(key, str) else [required(row, part) for part in key]
+    return value if isinstance(value, str) else fingerprint(value)
+
+
+@register_transform("filter", yields=True)
+class Filter(RowByRow):
+    """Keep the rows whose `key` meets every condition given. A row without the key meets only `exists: false`."""
+
+    cfg: Config
+
+    class Config(Params):
+        key: Name
+        """A column, or a dotted path."""
+        equals: Any = None
+        not_equals: Any = None
+        in_: list[Any] | None = Field(default=None, alias="in")
+        not_in: list[Any] | None = None
+        min: float | None = None
+        max: float | None = None
+        min_length: int | None = Field(default=None, ge=0)
+        """Characters of a text, items of a list."""
+        max_length: int | None = Field(default=None, ge=0)
+        contains: Any = None
+        """A part of a text, an item of a list, a key of a mapping."""
+        regex: str | None = None
+        """Found anywhere in a text, as Python's `re.search` does."""
+        exists: bool | None = None
+
+        @field_validator("regex")
+        @classmethod
+        def _compiles(cls, pattern: str | None) -> str | None:
+            try:
+                re.compile(pattern or "")
+            except re.error as exc:
+                raise ValueError(f"not a regular expression: {exc}") from exc
+            return pattern
+
+        @model_validator(mode="after")
+        def _asks_something(self) -> Filter.Config:
+            tests = _tests(self)
+            if not tests and self.exists is None:
+                raise ValueError(f"has no condition; give at least one of {', '.join(CONDITIONS)}, exists")
+            if tests and self.exists is False:
+                raise ValueError("exists: false leaves no value for the other conditions")
+            return self
+
+    def changer(self) -> Change:
+        key, wanted, tests = self.cfg.key, self.cfg.exists is not False, _tests(self.cfg)
+
+        def change(row: Row) -> Row | None:
+            value = lookup(row, key)
+            if value is None:
+                return None if wanted else row
+            return row if wanted and all(test(value) for test in tests) else None
+
+        return change
+
+
+def _tests(cfg: Filter.Config) -> list[Callable[[Any], bool]]:
+    given = {name: getattr(cfg, "in_" if name == "in" else name) for name in CONDITIONS}
+    return [partial(CONDITIONS[name], wanted) for name, wanted in given.items() if wanted is not None]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRow(f"holds {shorten(repr(value))}, which is not a number; min and max compare numbers")
+    return value
+
+
+def _length(value: Any) -> int:
+    if not isinstance(value, str | list | dict):
+        raise BadRow(f"holds {shorten(repr(value))}, which has no length; min_length and max_length measure text")
+    return len(value)
+
+
+def _contains(wanted: Any, value: Any) -> bool:
+    if isinstance(value, str) and not isinstance(wanted, str):
+        raise BadRow(f"holds text, and contains looks for {wanted!r}, which is none")
+    if not isinstance(value, str | list | dict):
+        raise BadRow(f"holds {shorten(repr(value))}, which contains nothing; contains looks into text and lists")
+    return wanted in value
+
+
+def _matches(pattern: str, value: Any) -> bool:
+    if not isinstance(value, str):
+        raise BadRow(f"holds {shorten(repr(value))}, which is not text; regex reads text")
+    return re.search(pattern, value) is not None
+
+
+CONDITIONS: dict[str, Callable[[Any, Any], bool]] = {
+    "equals": lambda wanted, value: value == wanted,
+    "not_equals": lambda wanted, value: value != wanted,
+    "in": lambda wanted, value: value in wanted,
+    "not_in": lambda wanted, value: value not in wanted,
+    "min": lambda wanted, value: _number(value) >= wanted,
+    "max": lambda wanted, value: _number(value) <= wanted,
+    "min_length": lambda wanted, value: _length(value) >= wanted,
+    "max_length": lambda wanted, value: _length(value) <= wanted,
+    "contains": _contains,
+    "regex": _matches,
+}
+"""Condition -> does `value` meet what is `wanted`?"""
