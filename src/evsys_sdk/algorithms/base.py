@@ -1,0 +1,160 @@
+"""The plumbing that algorithms share, so that a new one is a `build_batch`.
+
+In: a `RunContext`. Out: a `RunResult`, with the loop, the checkpoints, the hooks and the schedule taken care of.
+Nothing here is required: any class with `train(ctx)` is an algorithm.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from evsys_sdk.asyncs import run_async
+from evsys_sdk.config.models import Params
+from evsys_sdk.errors import BackendError
+from evsys_sdk.protocols import RunContext, RunResult
+from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, TrainingClient, TrainingService
+from evsys_sdk.training.batch import TrainingBatch
+from evsys_sdk.training.loop import LoopPlan, LoopResult, run_loop
+from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.schedule import ScheduleName, learning_rate, warmup_length
+
+
+class LoopParams(Params):
+    """Settings of every algorithm that trains in steps."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    num_epochs: int = Field(default=1, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)
+    """Alone: the number of steps, however many epochs that takes. Beside `num_epochs`: whichever is reached first."""
+    batch_size: int = Field(default=8, ge=1)
+    """Rows per forward/backward call."""
+    grad_accumulation: int = Field(default=1, ge=1)
+    """Calls per optimiser step, which so learns from batch_size * grad_accumulation rows."""
+    max_grad_norm: float = Field(default=0.0, ge=0)
+    """0 turns clipping off."""
+    lr_schedule: ScheduleName = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    warmup_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Instead of `warmup_steps`: this part of all steps."""
+    lora_rank: int = Field(default=8, ge=0)
+    """0 trains all weights."""
+    save_every: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> LoopParams:
+        if self.warmup_steps and self.warmup_fraction:
+            raise ValueError("warmup_steps and warmup_fraction are both set; keep one")
+        return self
+
+    def planned_steps(self, per_epoch: int | None) -> int | None:
+        """Steps this recipe asks for; None when it names neither steps nor an amount of data."""
+        by_epochs = None if per_epoch is None else per_epoch * self.num_epochs
+        if self.max_steps is None:
+            return by_epochs
+        if by_epochs is None or "num_epochs" not in self.model_fields_set:
+            return self.max_steps
+        return min(self.max_steps, by_epochs)
+
+
+class BaseAlgorithm(ABC):
+    """Owns client, loop and checkpoints; a subclass says what each step learns from."""
+
+    name: ClassVar[str] = ""
+    Config: ClassVar[type[LoopParams]] = LoopParams
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
+
+    ctx: RunContext
+    service: TrainingService
+    client: TrainingClient
+    renderer: ChatRenderer
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        self.notes: dict[str, Any] = {}
+        """What the record should say about this run; ends up in `RunResult.extras`."""
+
+    @abstractmethod
+    async def build_batch(self, step: int) -> TrainingBatch:
+        """What step `step` (1-based) learns from."""
+
+    async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
+        """Get ready: called once, after `client` and `renderer` are there and before the first batch."""
+        return None
+
+    def steps_per_epoch(self) -> int | None:
+        """Steps that see all data once; None where there is no such thing and `max_steps` must say."""
+        return None
+
+    def needs(self, capabilities: Capabilities) -> str | None:
+        """What the backend lacks for this recipe and what would help; None when it has all."""
+        return None
+
+    def step_metrics(self, step: int, batch: TrainingBatch, outputs: list[ForwardBackwardOutput]) -> dict[str, float]:
+        """What to log with a step, beside what the loop itself measures."""
+        return batch.metrics
+
+    def run_metrics(self) -> dict[str, float]:
+        """What to say of the run as a whole, beside loss, steps and tokens."""
+        return {}
+
+    def train(self, ctx: RunContext) -> RunResult:
+        """Run the recipe from start to end."""
+        return run_async(self._train(ctx))
+
+    async def _train(self, ctx: RunContext) -> RunResult:
+        self.ctx, self.service = ctx, service_of(ctx)
+        lack = self.needs(self.service.capabilities)
+        if lack:
+            raise BackendError(f"{self.name or type(self).__name__}: {lack}")
+        self.renderer = ChatRenderer(self.service.get_tokenizer())
+        self.client = await self.service.create_training_client(rank=self.cfg.lora_rank, seed=ctx.seed)
+        if ctx.start_from:
+            await self.client.load_state(ctx.start_from, optimizer=False)
+        await self.setup(ctx, self.service)
+        result = await run_loop(self, self.client, self.service, ctx, self._plan(ctx), clock=self.clock)
+        return self._finished(ctx, result)
+
+    def _plan(self, ctx: RunContext) -> LoopPlan:
+        cfg = self.cfg
+        planned = cfg.planned_steps(self.steps_per_epoch())
+        if planned is None:
+            raise BackendError(f"{self.name or type(self).__name__}: set max_steps, this algorithm has no epochs")
+        # The schedule is the recipe's, so that a run cut short by --steps is the beginning of the full one.
+        peak, shape = cfg.learning_rate, cfg.lr_schedule
+        warmup = warmup_length(planned, warmup_steps=cfg.warmup_steps, warmup_fraction=cfg.warmup_fraction)
+        return LoopPlan(
+            total_steps=planned if ctx.max_steps is None else min(planned, ctx.max_steps),
+            learning_rate=lambda s: learning_rate(s, peak=peak, total_steps=planned, shape=shape, warmup=warmup),
+            grad_accumulation=cfg.grad_accumulation,
+            max_grad_norm=cfg.max_grad_norm,
+            save_every=cfg.save_every,
+        )
+
+    def _finished(self, ctx: RunContext, result: LoopResult) -> RunResult:
+        metrics: dict[str, float] = {"steps": result.steps, "tokens": result.tokens, **self.run_metrics()}
+        if result.first_loss is not None and result.final_loss is not None:
+            metrics |= {"first_loss": result.first_loss, "final_loss": result.final_loss}
+        artifacts = {}
+        if result.checkpoint:
+            artifacts = {"final_checkpoint": result.checkpoint.state, "final_sampler": result.checkpoint.sampler}
+        for name, path in artifacts.items():
+            ctx.log_store.log_artifact(name, path)
+        extras = {**self.notes, **({"stopped_early": result.stopped} if result.stopped else {})}
+        return RunResult(run_id=ctx.run_id, status="completed", metrics=metrics, artifacts=artifacts, extras=extras)
+
+
+def service_of(ctx: RunContext) -> TrainingService:
+    """The training service that the backend handed over."""
+    service = ctx.extras.get("backend_handles", {}).get("service")
+    if service is None:
+        kind = getattr(ctx.backend, "name", type(ctx.backend).__name__)
+        raise BackendError(
+            f"backend {kind!r} offers no training service: its prepare() must return {{'service': ...}} with the "
+            "calls of evsys_sdk.surface.TrainingService; the mock backend has one"
+        )
+    return service
