@@ -1,0 +1,216 @@
+"""Metrics: fold what is known of many tasks into one number.
+
+In: `TaskScores`, one per task. Out: a float. A metric is a class with `compute(task_rewards)`, one inner list of
+rewards per task, or with `compute(*, predictions, targets)`, one prediction per rollout beside its task's target;
+`as_metric` brings both into one form. `pass@k` and `pass^k` exist for every k. A reward >= 1.0 is a pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from numbers import Real
+from statistics import fmean
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from evsys_sdk.answers import answer_in, parsed_json, same_answer, wanted_answer
+from evsys_sdk.config.models import Params
+from evsys_sdk.errors import EvsysError, shorten
+from evsys_sdk.protocols import TaskScores
+from evsys_sdk.registry import register_metric
+
+MetricFunction = Callable[[Sequence[TaskScores]], float]
+Rewards = Sequence[Sequence[float]]
+
+PASS = 1.0
+FORMS = "a metric is a class with compute(task_rewards) -> float or compute(*, predictions, targets) -> float"
+_FAMILY = re.compile(r"pass([@^])([1-9]\d{0,5})")
+
+
+def as_metric(target: Any) -> MetricFunction:
+    """The one form of a metric, given as a class (then made without params) or as an instance."""
+    compute = getattr(target, "compute", None)
+    if not callable(compute):
+        raise TypeError(f"{target!r} has no compute; {FORMS}")
+    if inspect.iscoroutinefunction(compute):
+        raise TypeError(f"compute of {target!r} is async; {FORMS}")
+    fold = _fold_predictions if _takes_predictions(target, compute) else _fold_rewards
+
+    def metric(tasks: Sequence[TaskScores]) -> float:
+        instance = target() if inspect.isclass(target) else target
+        return _number(fold(instance, tasks))
+
+    return metric
+
+
+def _takes_predictions(target: Any, compute: Callable[..., Any]) -> bool:
+    """True for `compute(*, predictions, targets)`, False for `compute(task_rewards)`."""
+    first = (None,) if inspect.isclass(target) and inspect.isfunction(compute) else ()
+    signature = inspect.signature(compute)
+    try:
+        if {"predictions", "targets"} <= set(signature.parameters):
+            signature.bind(*first, predictions=[], targets=[])
+            return True
+        signature.bind(*first, [])
+    except TypeError as exc:
+        raise TypeError(f"compute of {target!r} does not fit ({exc}); {FORMS}") from None
+    return False
+
+
+def _fold_rewards(metric: Any, tasks: Sequence[TaskScores]) -> Any:
+    return metric.compute([list(task.rewards) for task in tasks])
+
+
+def _fold_predictions(metric: Any, tasks: Sequence[TaskScores]) -> Any:
+    return metric.compute(
+        predictions=[prediction for task in tasks for prediction in task.predictions],
+        targets=[task.target for task in tasks for _ in task.predictions],
+    )
+
+
+def _number(value: Any) -> float:
+    if hasattr(value, "item") and callable(value.item):  # a numpy or torch scalar
+        value = value.item()
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise EvsysError(f"it returned {shorten(repr(value))}; a metric is a finite number")
+    return float(value)
+
+
+def samples_needed(name: str, metric: Any) -> int:
+    """Rollouts per task that a metric asks for: its `k`, or the k of its name, else 1."""
+    in_name = _FAMILY.fullmatch(name)
+    k = int(in_name[2]) if in_name else getattr(metric, "k", 1)
+    return k if isinstance(k, int) else 1
+
+
+def estimate_pass_at_k(n: int, passed: int, k: int) -> float:
+    """Chance that at least one of k tries passes, without bias, from n tries of which some passed."""
+    return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
+
+
+def estimate_pass_hat_k(n: int, passed: int, k: int) -> float:
+    """Chance that all of k tries pass, without bias, from n tries of which some passed."""
+    return math.comb(passed, k) / math.comb(n, k)
+
+
+def _mean_estimate(estimate: Callable[[int, int, int], float], task_rewards: Rewards, name: str, k: int) -> float:
+    fewest = min(map(len, task_rewards))
+    if fewest < k:
+        raise EvsysError(
+            f"{name} needs {k} rollouts per task and there {'is' if fewest == 1 else 'are'} {fewest}: "
+            f"set num_samples to at least {k}"
+        )
+    return fmean(estimate(len(rewards), _passes(rewards), k) for rewards in task_rewards)
+
+
+def _passes(rewards: Sequence[float]) -> int:
+    return sum(reward >= PASS for reward in rewards)
+
+
+class _FamilyMember:
+    """`pass@k` or `pass^k` for one k; what a look-up of such a name returns."""
+
+    name: ClassVar[str]
+    k: ClassVar[int]
+    estimate: ClassVar[Callable[[int, int, int], float]]
+
+    def compute(self, task_rewards: Rewards) -> float:
+        return _mean_estimate(type(self).estimate, task_rewards, self.name, self.k)
+
+
+@cache
+def metric_family(name: str) -> type | None:
+    """The metric that a name such as `pass@3` or `pass^3` stands for; None for any other name."""
+    found = _FAMILY.fullmatch(name)
+    if found is None:
+        return None
+    any_of = found[1] == "@"
+    estimate = staticmethod(estimate_pass_at_k if any_of else estimate_pass_hat_k)
+    doc = f"Chance that {'at least one' if any_of else 'each'} of {found[2]} tries passes (unbiased)."
+    members = {"name": name, "k": int(found[2]), "estimate": estimate, "__doc__": doc, "__module__": __name__}
+    return type(f"Pass{'At' if any_of else 'Hat'}{found[2]}", (_FamilyMember,), members)
+
+
+@register_metric("pass_at_k")
+class PassAtK:
+    """Chance that at least one of `k` tries passes (unbiased); `pass@3` is the short form of k = 3."""
+
+    name: ClassVar[str]
+
+    class Config(Params):
+        k: int = Field(default=1, ge=1)
+
+    def __init__(self, **params: Any) -> None:
+        self.cfg = self.Config(**params)
+
+    @property
+    def k(self) -> int:
+        return self.cfg.k
+
+    def compute(self, task_rewards: Rewards) -> float:
+        return _mean_estimate(estimate_pass_at_k, task_rewards, f"pass_at_k with k = {self.k}", self.k)
+
+
+@register_metric("pass_rate", yields=True)
+class PassRate:
+    """Share of rollouts that pass."""
+
+    def compute(self, task_rewards: Rewards) -> float:
+        return fmean(_passes(rewards) / len(rewards) for rewards in task_rewards)
+
+
+@register_metric("mean_reward")
+class MeanReward:
+    """Mean reward, each task counting the same."""
+
+    def compute(self, task_rewards: Rewards) -> float:
+        return fmean(fmean(rewards) for rewards in task_rewards)
+
+
+@register_metric("exact_match")
+class ExactMatch:
+    """Share of answers (inside `<answer>` tags, if there are any) that are the target's."""
+
+    def compute(self, *, predictions: Sequence[str], targets: Sequence[Any]) -> float:
+        if any(wanted_answer(target) is None for target in targets):
+            raise EvsysError("exact_match needs a target for every task; some have none")
+        return fmean(same_answer(p, t) for p, t in zip(predictions, targets, strict=True))
+
+
+@register_metric("toolkit_match")
+class ToolkitMatch:
+    """Share of answers whose tool belongs to the target's toolkit, whichever tool it is."""
+
+    def compute(self, *, predictions: Sequence[str], targets: Sequence[Any]) -> float:
+        return fmean(
+            _in_toolkit(prediction, _toolkit_of(target))
+            for prediction, target in zip(predictions, targets, strict=True)
+        )
+
+
+def _toolkit_of(target: Any) -> str:
+    toolkit = target.get("toolkit") if isinstance(target, dict) else None
+    if not isinstance(toolkit, str) or not toolkit.strip():
+        raise EvsysError("toolkit_match needs `toolkit` in every target, as in {tool_slug: GMAIL_SEND, toolkit: gmail}")
+    return _plain(toolkit)
+
+
+def _in_toolkit(prediction: str, toolkit: str) -> bool:
+    answer = answer_in(prediction)
+    fields = parsed_json(answer)
+    if isinstance(fields, dict):
+        if fields.get("toolkit") is not None:
+            return _plain(str(fields["toolkit"])) == toolkit
+        answer = str(wanted_answer(fields))
+    slug = _plain(answer)
+    # `gmailer_send` starts with `gmail` and is another toolkit: the name must end there.
+    return slug == toolkit or slug.startswith(f"{toolkit}_")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s-]+", "_", text.strip().casefold())

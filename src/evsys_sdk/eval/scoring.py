@@ -1,0 +1,108 @@
+"""From rollouts to scores: the one place where rewards are folded, for benchmarks and for `run.eval` alike.
+
+In: rollouts per task, and metrics. Out: `Score`s with their interval, denominator and errors. A rollout that broke
+stays in the denominator as a failure; when all of them broke there is no score at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from evsys_sdk.errors import Cancelled, EvsysError, blame
+from evsys_sdk.eval.metrics import MetricFunction, as_metric
+from evsys_sdk.eval.statistics import Interval, interval
+from evsys_sdk.protocols import Rollout, Score, TaskScores
+
+NamedMetric = tuple[str, Any]
+"""The name it was asked for by, and the metric instance."""
+
+
+def is_errored(rollout: Rollout) -> bool:
+    """True when nobody can say how good this try was. An agent that gave up or ran out of time can be graded."""
+    return rollout.reward is None or rollout.status in ("infra_error", "cancelled")
+
+
+def scores_of_task(
+    task_id: str, rollouts: Sequence[Rollout], *, target: Any = None, metadata: dict[str, Any] | None = None
+) -> TaskScores:
+    """What is known of one task after its rollouts."""
+    return TaskScores(
+        task_id=task_id,
+        rewards=[0.0 if is_errored(rollout) else float(rollout.reward or 0.0) for rollout in rollouts],
+        # An empty text could be the right answer of some task; this one never is.
+        predictions=[f"[{r.status}: unscored]" if is_errored(r) else r.completion for r in rollouts],
+        target=target,
+        n_errors=sum(map(is_errored, rollouts)),
+        metadata=metadata or {},
+    )
+
+
+def score_all(metrics: Sequence[NamedMetric], tasks: Sequence[TaskScores]) -> list[Score]:
+    """Every metric on the same tasks, in order."""
+    return [score_one(name, metric, tasks) for name, metric in metrics]
+
+
+def score_one(name: str, metric: Any, tasks: Sequence[TaskScores]) -> Score:
+    """One metric with its 95 % interval; a metric that fails, or an eval where all errored, has no value."""
+    value, bounds, error = None, None, invalid_reason(tasks)
+    if error is None:
+        try:
+            with blame(EvsysError, f"metric {name!r}"):
+                fold = as_metric(metric)
+                value = fold(tasks)
+            bounds = _interval(fold, tasks)
+        except Cancelled:
+            raise
+        except EvsysError as exc:
+            error = str(exc) if name in str(exc) else f"metric {name!r}: {exc}"
+    return Score(
+        metric=name,
+        value=value,
+        low=bounds[0] if bounds else None,
+        high=bounds[1] if bounds else None,
+        n_tasks=len(tasks),
+        n_rollouts=sum(len(task.rewards) for task in tasks),
+        n_errors=sum(task.n_errors for task in tasks),
+        error=error,
+    )
+
+
+def invalid_reason(tasks: Sequence[TaskScores]) -> str | None:
+    """Why these tasks allow no score: there are none, or every rollout errored."""
+    total = sum(len(task.rewards) for task in tasks)
+    if total == 0:
+        return "no tasks"
+    if sum(task.n_errors for task in tasks) == total:
+        return f"invalid: {'the only rollout' if total == 1 else f'all {total} rollouts'} errored"
+    return None
+
+
+def why_invalid(tasks: Sequence[TaskScores], rollouts: Sequence[Rollout]) -> str | None:
+    """The same, with the first of the errors."""
+    reason = invalid_reason(tasks)
+    first = next((rollout.error or rollout.status for rollout in rollouts if is_errored(rollout)), None)
+    return f"{reason}; the first: {first}" if reason and first else reason
+
+
+def _interval(fold: MetricFunction, tasks: Sequence[TaskScores]) -> Interval | None:
+    try:
+        return interval(fold, tasks)
+    except Cancelled:
+        raise
+    except Exception:  # a metric that works on all tasks but not on a part of them has a value and no interval
+        return None
+
+
+def break_down(
+    keys: Sequence[str], metrics: Sequence[NamedMetric], tasks: Sequence[TaskScores]
+) -> dict[str, dict[str, list[Score]]]:
+    """metadata key -> each of its values -> the metrics on the tasks that have it."""
+    return {key: _by_value(key, metrics, tasks) for key in keys}
+
+
+def _by_value(key: str, metrics: Sequence[NamedMetric], tasks: Sequence[TaskScores]) -> dict[str, list[Score]]:
+    groups: dict[str, list[TaskScores]] = {}
+    for task in tasks:
+        groups.setdefault(str(task.metadata.get(key, "(none)")), []).append(task)
+    return {value: score_all(metrics, groups[value]) for value in sorted(groups)}

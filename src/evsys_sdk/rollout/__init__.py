@@ -1,0 +1,7 @@
+"""Behaviour: what the model does with a task."""
+
+from __future__ import annotations
+
+from evsys_sdk.rollout.engine import InProcessRolloutEngine
+
+__all__ = ["InProcessRolloutEngine"]

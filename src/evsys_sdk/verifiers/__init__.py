@@ -1,0 +1,7 @@
+"""How good is this completion? Functions and classes that score one rollout."""
+
+from __future__ import annotations
+
+from evsys_sdk.verifiers.adapt import AdaptedVerifier, as_verifier, check_verifier_params, run_verifier
+
+__all__ = ["AdaptedVerifier", "as_verifier", "check_verifier_params", "run_verifier"]

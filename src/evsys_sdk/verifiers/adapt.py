@@ -1,0 +1,268 @@
+"""Bring every way of writing a verifier into one form, and run it where its failures have a name.
+
+In: a function or class as somebody registered it. Out: an `AdaptedVerifier`, called as
+`(model_output, expected, params) -> float`. A verifier that raises, or returns no finite number, gives
+`VerifierFailed`: never a reward of 0. Which form it is, only the signature decides.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from evsys_sdk.errors import VerifierFailed, blame, shorten
+from evsys_sdk.protocols import VerificationResult
+from evsys_sdk.registry import check_params, config_model, verifiers
+
+Params = dict[str, Any]
+RawCall = Callable[[str, Any, Params, Any], Any]
+"""`(model_output, expected, params, prompt)` -> whatever the verifier returns."""
+
+FORMS = (
+    "a verifier is a function (model_output, expected, params) -> float, a function "
+    "(completion, expected, **params) -> float, or a class with verify(*, prompt, completion, target) or __call__"
+)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_EMPTY = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedVerifier:
+    """Any verifier, in the one form the SDK calls."""
+
+    target: Any
+    call: RawCall
+    settings: Any = None
+    """What the params must fit, a class or something with a `Config`; None when anything goes."""
+
+    @property
+    def Config(self) -> Any | None:
+        """The model of the legal params, where the verifier says which they are."""
+        return config_model(self.settings)
+
+    @property
+    def label(self) -> str:
+        return _label(self.target)
+
+    def problem(self, params: Params) -> str | None:
+        """What is wrong with these params, or None."""
+        problems = check_params(self.settings, params) if self.settings is not None else []
+        return "; ".join(f"{p.path}: {p.message}" for p in problems) or None
+
+    def __call__(self, model_output: str, expected: Any, params: Params, *, prompt: Any = None) -> float:
+        return self.judge(model_output, expected, params, prompt=prompt).reward
+
+    def judge(
+        self, model_output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
+    ) -> VerificationResult:
+        """The reward, with what the verifier had to say about it. `prompt` reaches the class form only."""
+        whose = f"verifier {self.label!r}" + (f" on task {task_id!r}" if task_id is not None else "")
+        wrong = self.problem(params)
+        if wrong:
+            raise VerifierFailed(f"{whose}: params: {wrong}")
+        with blame(VerifierFailed, whose):
+            verdict = self.call(model_output, expected, params, prompt)
+        return _as_result(verdict, whose)
+
+
+def as_verifier(target: Any) -> AdaptedVerifier:
+    """The one form of `target`, made once; a TypeError naming the forms when it has none of them."""
+    try:
+        return _adapt_once(target)
+    except TypeError:
+        if _is_hashable(target):
+            raise
+        return _adapt(target)
+
+
+def run_verifier(
+    name: str, output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
+) -> float:
+    """The reward that the verifier registered as `name` gives; whatever goes wrong in it is `VerifierFailed`."""
+    adapted: AdaptedVerifier = verifiers.adapted(name)
+    return adapted.judge(output, expected, params, prompt=prompt, task_id=task_id).reward
+
+
+def check_verifier_params(name: str, params: Params) -> str | None:
+    """What is wrong with these params for the verifier `name`, or None. An unknown name raises UnknownKind."""
+    adapted: AdaptedVerifier = verifiers.adapted(name)
+    return adapted.problem(params)
+
+
+def _as_result(verdict: Any, whose: str) -> VerificationResult:
+    info = getattr(verdict, "info", None)
+    reward = getattr(verdict, "reward", verdict)
+    if hasattr(reward, "item") and callable(reward.item):  # a numpy or torch scalar
+        reward = reward.item()
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise VerifierFailed(f"{whose} returned {shorten(repr(reward))}; a reward is a finite number")
+    return VerificationResult(reward=float(reward), info=info if isinstance(info, dict) else {})
+
+
+def _is_hashable(target: Any) -> bool:
+    try:
+        hash(target)
+    except TypeError:
+        return False
+    return True
+
+
+def _adapt(target: Any) -> AdaptedVerifier:
+    if inspect.isclass(target):
+        return _from_class(target)
+    if callable(getattr(target, "verify", None)):
+        return _from_instance(target)
+    if callable(target):
+        return _from_function(target)
+    raise TypeError(f"{target!r} cannot be called; {FORMS}")
+
+
+_adapt_once = lru_cache(maxsize=4096)(_adapt)
+
+
+def _from_function(fn: Any) -> AdaptedVerifier:
+    label, parameters = _label(fn), _parameters(fn)
+    if _takes_params(parameters, label):
+
+        def whole(output: str, expected: Any, params: Params, prompt: Any) -> Any:
+            return fn(output, expected, params)
+
+        return AdaptedVerifier(target=fn, call=whole, settings=fn if config_model(fn) else None)
+    model = _params_model(label, parameters)
+
+    def spread(output: str, expected: Any, params: Params, prompt: Any) -> Any:
+        return fn(output, expected, **_coerced(model, params))
+
+    return AdaptedVerifier(target=fn, call=spread, settings=_Settings(model) if model else None)
+
+
+def _from_class(cls: type) -> AdaptedVerifier:
+    if callable(getattr(cls, "verify", None)):
+        _check_verify(cls)
+    elif "__call__" not in {name for base in cls.__mro__ for name in vars(base)}:
+        raise TypeError(f"class {cls.__qualname__} has neither verify nor __call__; {FORMS}")
+    elif _takes_params(_parameters(cls.__call__, bound=False), _label(cls)):
+        return AdaptedVerifier(target=cls, call=lambda o, e, params, _: cls()(o, e, params))
+    instances: dict[str, Any] = {}
+
+    def call(output: str, expected: Any, params: Params, prompt: Any) -> Any:
+        return _ask(_instance(cls, params, instances), output, expected, prompt)
+
+    return AdaptedVerifier(target=cls, call=call, settings=cls)
+
+
+def _from_instance(verifier: Any) -> AdaptedVerifier:
+    _check_verify(verifier)
+
+    def call(output: str, expected: Any, params: Params, prompt: Any) -> Any:
+        return _ask(verifier, output, expected, prompt)
+
+    none = _Settings(create_model("none", __config__=ConfigDict(extra="forbid")))
+    return AdaptedVerifier(target=verifier, call=call, settings=none)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    Config: type[BaseModel]
+
+
+def _ask(verifier: Any, output: str, expected: Any, prompt: Any) -> Any:
+    if callable(getattr(verifier, "verify", None)):
+        return verifier.verify(prompt=prompt, completion=output, target=expected)
+    return verifier(output, expected)
+
+
+def _instance(cls: type, params: Params, instances: dict[str, Any]) -> Any:
+    # One instance per distinct params: a verifier that loads a word list loads it once, not per rollout.
+    key = json.dumps(params, sort_keys=True, default=repr)
+    if key not in instances:
+        if len(instances) >= 256:
+            instances.clear()
+        instances[key] = cls(**params)
+    return instances[key]
+
+
+def _check_verify(owner: Any) -> None:
+    """`verify` must take the three words of the contract; better told at registration than per rollout."""
+    verify = owner.verify
+    _refuse_async(verify, _label(owner))
+    first = (None,) if inspect.isclass(owner) and inspect.isfunction(verify) else ()
+    try:
+        inspect.signature(verify).bind(*first, prompt=None, completion="", target=None)
+    except TypeError as exc:
+        raise TypeError(f"verify of {_label(owner)} does not fit ({exc}); {FORMS}") from None
+
+
+def _parameters(fn: Any, *, bound: bool = True) -> list[inspect.Parameter]:
+    _refuse_async(fn, _label(fn))
+    try:
+        found = inspect.signature(fn, eval_str=True)
+    except ValueError:
+        raise TypeError(f"{_label(fn)} does not tell its parameters; {FORMS}") from None
+    except Exception:  # an annotation that cannot be evaluated: the names are enough
+        found = inspect.signature(fn)
+    return list(found.parameters.values())[0 if bound else 1 :]
+
+
+def _refuse_async(fn: Any, label: str) -> None:
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{label} is async; a verifier is a plain function: it runs in-process and at once")
+
+
+def _takes_params(parameters: list[inspect.Parameter], label: str) -> bool:
+    """True for `(model_output, expected, params)`, False for `(completion, expected, **params)`."""
+    positional = [p for p in parameters if p.kind in _POSITIONAL]
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters) and len(positional) < 3:
+        return True
+    if len(positional) < 2:
+        raise TypeError(f"{label} does not take an output and what was expected; {FORMS}")
+    if len(positional) != 3:
+        return False
+    third = positional[2]
+    if third.name.strip("_") in ("params", ""):
+        return True
+    # `threshold: float` or `threshold=0.5` is one setting; a bare third argument is the params mapping.
+    return third.default is _EMPTY and third.annotation not in (bool, int, float, str)
+
+
+def _params_model(label: str, parameters: list[inspect.Parameter]) -> type[BaseModel] | None:
+    """The settings in a signature as a model, so that they can be checked before a run and shown as a schema."""
+    positional = [p for p in parameters if p.kind in _POSITIONAL]
+    named = positional[2:] + [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    config = ConfigDict(extra="allow" if is_open else "forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    fields: dict[str, Any] = {p.name: (_type(p), ... if p.default is _EMPTY else p.default) for p in named}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a setting may be called `json` or `schema`
+            return create_model(label, __config__=config, **fields)
+    except Exception:  # a name or type pydantic cannot hold; the call itself still tells
+        return None
+
+
+def _type(parameter: inspect.Parameter) -> Any:
+    known = parameter.annotation is not _EMPTY and not isinstance(parameter.annotation, str)
+    return parameter.annotation if known else Any
+
+
+def _coerced(model: type[BaseModel] | None, params: Params) -> Params:
+    """The params as the types the signature names: a `"no"` for a bool must not be true."""
+    if model is None or not params:
+        return params
+    valid = model.model_validate(params)
+    return {name: getattr(valid, name) for name in params}
+
+
+def _label(target: Any) -> str:
+    # The registry writes the registered name onto a class; a function goes by its own.
+    name = vars(target).get("name") if inspect.isclass(target) else None
+    return name if isinstance(name, str) else str(getattr(target, "__name__", type(target).__name__))
