@@ -1,0 +1,298 @@
+"""Who wants to know: the fan-out of a run's events, and the small built-in listeners.
+
+In: the hooks of `protocols.Callback`, called by the runner and the loop. Out: each hook of each callback called
+in order; one that raises is reported and the others go on. What the callbacks make of it is theirs.
+
+A callback stops a run early through `stop_reason`: a plain attribute speaks for every run the callback serves,
+a method `stop_reason(run_id)` for one. Arms run at the same time in threads, so the built-ins keep their notes
+per `ctx.run_id`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from evsys_sdk import atomic, registry
+from evsys_sdk.config.models import Params
+from evsys_sdk.errors import Cancelled, EvsysError, closest
+from evsys_sdk.logs import get_logger
+from evsys_sdk.protocols import EvalResult, RunContext, RunResult
+from evsys_sdk.registry import register_callback
+
+HOOKS = (
+    "on_experiment_start",
+    "on_run_start",
+    "on_train_start",
+    "on_step",
+    "on_checkpoint",
+    "on_eval",
+    "on_train_end",
+    "on_run_end",
+    "on_experiment_end",
+)
+
+
+class CallbackList:
+    """Several callbacks as one: `(kind, instance)` pairs, asked in order. Itself a `Callback`."""
+
+    def __init__(self, members: Iterable[tuple[str, Any]] = ()):
+        self.members = list(members)
+        self._failures: dict[tuple[int, str, str], tuple[str, int]] = {}
+        self._lock = threading.Lock()
+        for kind, callback in self.members:
+            _warn_of_misspelt_hooks(kind, callback)
+
+    @classmethod
+    def from_specs(cls, specs: Iterable[Any]) -> CallbackList:
+        """From the config's `callbacks` list of `{kind, params}`."""
+        return cls([(spec.kind, registry.callbacks.build(spec.kind, spec.params)) for spec in specs])
+
+    def on_experiment_start(self, experiment: Any) -> None:
+        self._tell("on_experiment_start", experiment)
+
+    def on_run_start(self, ctx: RunContext) -> None:
+        self._tell("on_run_start", ctx)
+
+    def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
+        self._tell("on_train_start", ctx, total_steps)
+
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+        self._tell("on_step", ctx, step, metrics)
+
+    def on_checkpoint(self, ctx: RunContext, step: int, path: str) -> None:
+        self._tell("on_checkpoint", ctx, step, path)
+
+    def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
+        self._tell("on_eval", ctx, result)
+
+    def on_train_end(self, ctx: RunContext, metrics: dict[str, float]) -> None:
+        self._tell("on_train_end", ctx, metrics)
+
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
+        self._tell("on_run_end", ctx, result)
+
+    def on_experiment_end(self, results: list[RunResult]) -> None:
+        self._tell("on_experiment_end", results)
+
+    def stop_reason(self, run_id: str) -> str | None:
+        """Why this run should stop early: the first reason any callback gives, or None."""
+        for index, (kind, callback) in enumerate(self.members):
+            reason = getattr(callback, "stop_reason", None)
+            if callable(reason):
+                reason = self._guarded(index, "stop_reason", reason, run_id, run_id=run_id)
+            if reason:
+                return f"{kind}: {reason}"
+        return None
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong in callbacks: one line per callback, hook and run, with how often."""
+        with self._lock:
+            return [self._describe(*key, *failure) for key, failure in self._failures.items()]
+
+    def errors_of(self, run_id: str) -> list[str]:
+        """The `errors` of one run."""
+        with self._lock:
+            return [self._describe(*key, *failure) for key, failure in self._failures.items() if key[2] == run_id]
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        run_id = getattr(args[0], "run_id", "")
+        for index, (_, callback) in enumerate(self.members):
+            method = getattr(callback, hook, None)
+            if method is not None:
+                self._guarded(index, hook, method, *args, run_id=run_id)
+
+    def _guarded(self, index: int, hook: str, method: Any, *args: Any, run_id: str) -> Any:
+        try:
+            return method(*args)
+        except Cancelled:
+            raise
+        except Exception as exc:
+            self._report((index, hook, run_id), exc)
+            return None
+
+    def _report(self, key: tuple[int, str, str], exc: Exception) -> None:
+        with self._lock:
+            first, times = self._failures.get(key, (f"{type(exc).__name__}: {exc}", 0))
+            self._failures[key] = (first, times + 1)
+        if times == 0:  # a hook that fails at every step is said once, and counted in `errors`
+            get_logger(__name__).error("%s (the run goes on)", self._describe(*key, first, 1), exc_info=exc)
+
+    def _describe(self, index: int, hook: str, run_id: str, text: str, times: int) -> str:
+        often = f", {times} times" if times > 1 else ""
+        return f"callback {self.members[index][0]}.{hook} (run {run_id or '-'}{often}): {text}"
+
+
+def _warn_of_misspelt_hooks(kind: str, callback: Any) -> None:
+    known = {*HOOKS}
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in known and closest(name, known):
+            near = closest(name, known)
+            get_logger(__name__).warning("callback %s: nothing calls %r; closest hook: %s", kind, name, near)
+
+
+def eval_metrics(result: EvalResult) -> dict[str, float]:
+    """Scores by their names in the logs: `val/<name>/<metric>`, or `eval/<metric>` for the run's own eval block."""
+    prefix = result.split if result.split == result.name else f"{result.split}/{result.name}"
+    return {f"{prefix}/{score.metric}": score.value for score in result.scores if score.value is not None}
+
+
+@register_callback("print_progress", yields=True)
+class PrintProgress:
+    """A plain line on stderr every `every` steps."""
+
+    class Config(Params):
+        every: int = Field(default=10, ge=1)
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        self._totals: dict[str, int | None] = {}
+
+    def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
+        self._totals[ctx.run_id] = total_steps
+
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+        total = self._totals.get(ctx.run_id)
+        if step % self.cfg.every == 0 or step == total:
+            place = f"step {step}" if total is None else f"step {step}/{total}"
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            print(f"{ctx.run_id}  {place}  {numbers}", file=sys.stderr, flush=True)
+
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
+        self._totals.pop(ctx.run_id, None)
+
+
+@register_callback("csv_metrics", yields=True)
+class CsvMetrics:
+    """`<run_dir>/logs/metrics.csv`: a row per step and per eval, a column per metric ever seen."""
+
+    class Config(Params):
+        file_name: str = "metrics.csv"
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        self._columns: dict[Path, list[str]] = {}
+        self._lock = threading.Lock()
+
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+        self._add(ctx, {"step": step, **metrics})
+
+    def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
+        step = "" if result.step is None else result.step
+        self._add(ctx, {"step": step, **eval_metrics(result)})
+
+    def _add(self, ctx: RunContext, row: dict[str, Any]) -> None:
+        path = ctx.output_dir / "logs" / self.cfg.file_name
+        with self._lock:  # an eval may report while a step does
+            columns = self._columns.get(path) or _csv_columns(path)
+            fresh = [name for name in row if name not in columns]
+            if fresh:
+                columns = self._columns[path] = columns + fresh
+                _rewrite_csv(path, columns)
+            with open(path, "a", encoding="utf-8", newline="") as handle:
+                handle.write(_csv_line(columns, row))
+
+
+def _csv_columns(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", newline="") as handle:
+        return next(csv.reader(handle), [])
+
+
+def _csv_line(columns: list[str], row: dict[str, Any]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", lineterminator="\n").writerow(row)
+    return text.getvalue()
+
+
+def _rewrite_csv(path: Path, columns: list[str]) -> None:
+    with atomic.whole_file(path) as handle:
+        handle.write(_csv_line(columns, {name: name for name in columns}).encode())
+        if path.exists():
+            with open(path, encoding="utf-8", newline="") as old:
+                for row in csv.DictReader(old):
+                    handle.write(_csv_line(columns, row).encode())
+
+
+@register_callback("early_stopping", yields=True)
+class EarlyStopping:
+    """Stop a run when `metric` has not got better by `min_delta` in `patience` observations."""
+
+    class Config(Params):
+        metric: str = "loss"
+        """A step metric, or a validation score as `val/<name>/<metric>`."""
+        mode: Literal["min", "max"] = "min"
+        patience: int = Field(default=3, ge=1)
+        min_delta: float = Field(default=0.0, ge=0)
+
+        @field_validator("metric")
+        @classmethod
+        def _no_test_set(cls, metric: str) -> str:
+            if metric.startswith("test/"):
+                raise ValueError("a test score must not decide when training stops; use a val/ score or a step metric")
+            return metric
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        self._watches: dict[str, _Watch] = {}
+
+    def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
+        self._watches[ctx.run_id] = _Watch()
+
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+        self._see(ctx, step, metrics)
+
+    def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
+        if result.step is not None and result.split != "test":
+            self._see(ctx, result.step, eval_metrics(result))
+
+    def on_train_end(self, ctx: RunContext, metrics: dict[str, float]) -> None:
+        watch = self._watches.get(ctx.run_id)
+        if watch is not None and watch.best is None and not watch.worse:
+            seen = ", ".join(sorted(watch.names)) or "none"
+            raise EvsysError(f"early_stopping watched {self.cfg.metric!r}, which never appeared; seen: {seen}")
+
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
+        self._watches.pop(ctx.run_id, None)
+
+    def stop_reason(self, run_id: str) -> str | None:
+        watch = self._watches.get(run_id)
+        if watch is None or watch.worse < self.cfg.patience:
+            return None
+        best = "no number yet" if watch.best is None else f"best {watch.best:.6g} at step {watch.best_step}"
+        return f"{self.cfg.metric} did not improve in {watch.worse} observations ({best})"
+
+    def _see(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+        watch = self._watches.setdefault(ctx.run_id, _Watch())
+        watch.names.update(metrics)
+        if self.cfg.metric in metrics:
+            value = metrics[self.cfg.metric] * (1 if self.cfg.mode == "min" else -1)
+            watch.observe(step, metrics[self.cfg.metric], value, self.cfg.min_delta)
+
+
+class _Watch:
+    """What early stopping has seen of one run."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.best: float | None = None
+        self.best_step = 0
+        self.worse = 0
+        """Observations since the best one."""
+        self._lowest = math.inf
+
+    def observe(self, step: int, value: float, cost: float, min_delta: float) -> None:
+        if cost < self._lowest - min_delta:  # False for NaN: a broken number is no progress
+            self.best, self.best_step, self.worse, self._lowest = value, step, 0, cost
+        else:
+            self.worse += 1

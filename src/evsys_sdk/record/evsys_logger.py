@@ -1,0 +1,167 @@
+"""Pushes a run's record to the dashboard while it grows; offline, into the mirror only.
+
+In: a run's events. Out: an experiment, a generation per run, step metrics, evals with their predictions, and the
+conclusion, through `DashboardClient`. Training rollouts stay on disk; only those of evals travel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from evsys_sdk.config.models import Params
+from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult
+from evsys_sdk.record.local_logger import conclude
+from evsys_sdk.record.wire import derived_id, new_id
+from evsys_sdk.registry import register_callback
+
+if TYPE_CHECKING:
+    from evsys_sdk.record.dashboard import DashboardClient
+
+
+@register_callback("evsys_logger")
+class EvsysLogger:
+    """The dashboard's view of an experiment. Credentials come from the EVSYS_ environment variables."""
+
+    class Config(Params): ...
+
+    def __init__(
+        self, *, client: DashboardClient | None = None, environ: Mapping[str, str] = os.environ, **params: Any
+    ):
+        from evsys_sdk.record.dashboard import DashboardClient
+
+        self.cfg = self.Config(**params)
+        # Made at once: missing credentials must be said before anything is spent on training.
+        self._client = client or DashboardClient(environ=environ)
+        self._lock = threading.Lock()
+        self._experiment: Any = None
+        self._experiment_id = ""
+        self._evals: dict[str, dict[tuple[str | None, str, str], EvalResult]] = {}
+        """Per run: the latest result per (stage, split, name)."""
+        self._started: set[str] = set()
+        self._ended: set[str] = set()
+
+    def on_experiment_start(self, experiment: Any) -> None:
+        self._experiment = experiment
+        self._create_experiment(getattr(experiment, "config", experiment), getattr(experiment, "experiment_id", None))
+
+    def on_run_start(self, ctx: RunContext) -> None:
+        with self._lock:
+            if not self._experiment_id:  # nobody told us of an experiment: this run is all there is
+                self._create_experiment(ctx.config, ctx.extras.get("experiment_id"))
+        run = _plain(ctx.extras.get("run_config") or {})
+        run |= {"seed": ctx.seed, "model_name": ctx.extras.get("model_name"), "tags": ctx.extras.get("tags", [])}
+        self._start_run(ctx.run_id, name=ctx.extras.get("run_name"), run_config=run)
+
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+        self._client.log_step_metric(self._generation_id(ctx.run_id), step, metrics)
+
+    def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
+        self._evals.setdefault(ctx.run_id, {})[result.stage, result.split, result.name] = result
+        generation_id = self._generation_id(ctx.run_id)
+        eval_run_id = self._client.log_eval_run(
+            generation_id,
+            metrics={score.metric: score.value for score in result.scores if score.value is not None},
+            name=result.name,
+            split=result.split,
+            step=result.step,
+            stage=result.stage,
+            scores=[asdict(score) for score in result.scores],
+            breakdown=asdict(result)["breakdown"] if result.breakdown else {},
+            error=result.error,
+            seconds=result.seconds,
+        )
+        self._client.log_predictions(generation_id, map(_prediction, result.rollouts), eval_run_id=eval_run_id)
+
+    def on_checkpoint(self, ctx: RunContext, step: int, path: str) -> None:
+        self._client.update_generation(self._generation_id(ctx.run_id), last_checkpoint={"step": step, "path": path})
+
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
+        text = self._end_run(result)
+        if self._experiment is None:
+            self._end_experiment(result.status, text)
+
+    def on_experiment_end(self, results: list[RunResult]) -> None:
+        for result in results:
+            if result.run_id not in self._started:  # it failed before it could begin; it belongs to the record too
+                self._start_run(result.run_id)
+            if result.run_id not in self._ended:
+                self._end_run(result)
+        completed = sum(result.status == "completed" for result in results)
+        statuses = {result.status for result in results}
+        status = "completed" if completed else "cancelled" if statuses == {"cancelled"} else "failed"
+        conclusion = getattr(self._experiment, "conclusion", None)
+        text = getattr(conclusion, "text", conclusion) or f"{completed} of {len(results)} runs completed."
+        self._end_experiment(status, text)
+
+    def _start_run(self, run_id: str, *, name: str | None = None, run_config: dict[str, Any] | None = None) -> None:
+        self._started.add(run_id)
+        self._client.create_generation(
+            self._experiment_id,
+            name=name or run_id,
+            recipe_kind=(run_config or {}).get("algorithm", {}).get("kind", ""),
+            run_config=run_config,
+            generation_id=self._generation_id(run_id),
+        )
+
+    def _end_run(self, result: RunResult) -> str:
+        self._ended.add(result.run_id)
+        conclusion = conclude(result, list(self._evals.pop(result.run_id, {}).values()))
+        self._client.update_generation(
+            self._generation_id(result.run_id),
+            status=result.status,
+            metrics=result.metrics,
+            artifacts=result.artifacts,
+            error=result.error,
+            conclusion=conclusion,
+        )
+        return conclusion
+
+    def _end_experiment(self, status: str, conclusion: str) -> None:
+        best_score = getattr(self._experiment, "best_score", None)
+        fields = {} if best_score is None else {"best_score": best_score}
+        self._client.update_experiment(self._experiment_id, status=status, conclusion=conclusion, **fields)
+        self._client.finish()
+
+    def _generation_id(self, run_id: str) -> str:
+        # The same run of the same experiment has the same id, in whatever process it goes on.
+        return derived_id("generation", self._experiment_id, run_id)
+
+    def _create_experiment(self, config: Any, experiment_id: str | None) -> None:
+        plain = _plain(config)
+        metadata = plain.get("metadata", {})
+        self._experiment_id = experiment_id or new_id()
+        self._client.create_experiment(
+            plain.get("name", "experiment"),
+            hypothesis=metadata.get("hypothesis", ""),
+            experiment_id=self._experiment_id,
+            description=plain.get("description", ""),
+            tags=metadata.get("tags", []),
+            parent_experiment_id=plain.get("parent_experiment_id"),
+            config=plain,
+        )
+
+
+def _plain(model: Any) -> dict[str, Any]:
+    """A config as plain JSON values. Not through `model_dump`, which counts as reading every setting."""
+    from pydantic_core import to_jsonable_python
+
+    plain = to_jsonable_python(model, fallback=str)
+    return plain if isinstance(plain, dict) else {}
+
+
+def _prediction(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "task_id": rollout.task_id,
+        "completion": rollout.completion,
+        "turns": [turn.text for turn in rollout.turns],
+        "reward": rollout.reward,
+        "status": rollout.status,
+        "error": rollout.error,
+        "seconds": rollout.seconds,
+        "cost_usd": rollout.cost_usd,
+        "metadata": rollout.metadata,
+    }

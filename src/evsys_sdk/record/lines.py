@@ -1,0 +1,71 @@
+"""Append-only files of JSON lines: a line is one write, so it is there whole or not at all.
+
+In: records. Out: a file that several threads (and processes) may append to at once and that a `kill -9`
+cannot leave half a line in. Nothing is buffered: after `append` the line is the kernel's to keep.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from evsys_sdk.errors import EvsysError
+
+
+class LineFile:
+    """One file, open for appending until `close`."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as exc:
+            raise _cannot_write(self.path, exc) from exc
+        self._torn = self._ends_in_mid_line()
+
+    def _ends_in_mid_line(self) -> bool:
+        # Only a full disk or a power cut leaves such a tail; the next line must not grow onto it.
+        assert self._descriptor is not None
+        size = os.fstat(self._descriptor).st_size
+        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    @property
+    def closed(self) -> bool:
+        return self._descriptor is None
+
+    def fileno(self) -> int:
+        """The descriptor, for whoever wants to lock the file."""
+        if self._descriptor is None:
+            raise EvsysError(f"{self.path} is closed; nothing can be written to it any more")
+        return self._descriptor
+
+    def append(self, line: str) -> int:
+        """Write one line (without its newline); return the byte offset of its end."""
+        # A lone surrogate cannot be UTF-8; `\\udXXX` is its JSON escape, so the line stays valid and loses nothing.
+        data = (line + "\n").encode("utf-8", "backslashreplace")
+        with self._lock:
+            descriptor = self.fileno()
+            if self._torn:
+                data = b"\n" + data
+            try:
+                written = os.write(descriptor, data)
+                end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            except OSError as exc:
+                raise _cannot_write(self.path, exc) from exc
+            self._torn = written != len(data)
+        if self._torn:
+            raise EvsysError(f"cannot write to {self.path}: only a part of the line fitted; is the disk full?")
+        return end
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+def _cannot_write(path: Path, exc: OSError) -> EvsysError:
+    return EvsysError(f"cannot write to {path}: {exc.strerror or exc}")

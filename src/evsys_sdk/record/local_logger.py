@@ -1,0 +1,174 @@
+"""The research record of one run as a tree of plain files, no dashboard needed.
+
+In: a run's events. Out, below `<run_dir>/logs/`:
+
+    hypothesis.md  conclusion.md            why it was run; what came of it
+    data/training_data.jsonl                every row that went into training
+    training/metrics.jsonl                  a line per step
+    validation/ test/ eval/                 per split: metrics.jsonl (a line per eval), rollouts.jsonl (a line per try)
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk import atomic
+from evsys_sdk.config.models import Params
+from evsys_sdk.data_types import to_dict
+from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score
+from evsys_sdk.record.callbacks import eval_metrics
+from evsys_sdk.record.lines import LineFile
+from evsys_sdk.registry import register_callback
+
+FOLDERS = {"val": "validation", "test": "test", "eval": "eval"}
+"""Split -> folder."""
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What the logger holds of one run."""
+
+    root: Path
+    files: dict[str, LineFile] = field(default_factory=dict)
+    evals: dict[tuple[str | None, str, str], EvalResult] = field(default_factory=dict)
+    """The latest result per (stage, split, name)."""
+    rows: Any = None
+    """The training rows last written."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        with self.lock:
+            if name not in self.files:
+                self.files[name] = LineFile(self.root / name)
+            file = self.files[name]
+        file.append(atomic.to_json(record))
+
+
+@register_callback("local_logger")
+class LocalLogger:
+    """A per-run `logs/` tree on disk, sorted by concern."""
+
+    class Config(Params): ...
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        self._runs: dict[str, _Notes] = {}
+        self._lock = threading.Lock()
+
+    def on_run_start(self, ctx: RunContext) -> None:
+        hypothesis = getattr(getattr(ctx.config, "metadata", None), "hypothesis", "")
+        text = hypothesis or "No hypothesis was given (metadata.hypothesis)."
+        atomic.write_text(self._notes(ctx).root / "hypothesis.md", text.rstrip() + "\n")
+        self._write_rows(ctx)
+
+    def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
+        self._write_rows(ctx)  # a later stage of a chain brings other rows
+
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+        self._notes(ctx).append("training/metrics.jsonl", {"step": step, "ts": time.time(), **metrics})
+
+    def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
+        notes = self._notes(ctx)
+        folder = FOLDERS.get(result.split, result.split)
+        notes.evals[result.stage, result.split, result.name] = result
+        for rollout in result.rollouts:
+            notes.append(f"{folder}/rollouts.jsonl", _rollout_record(result, rollout))
+        notes.append(f"{folder}/metrics.jsonl", _eval_record(result))
+
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
+        self._end(result)
+
+    def on_experiment_end(self, results: list[RunResult]) -> None:
+        for result in results:
+            self._end(result)  # a run that broke off did not come to its own end
+
+    def _end(self, result: RunResult) -> None:
+        notes = self._runs.pop(result.run_id, None)
+        if notes is None:
+            return
+        for file in notes.files.values():
+            file.close()
+        atomic.write_text(notes.root / "conclusion.md", conclude(result, list(notes.evals.values())))
+
+    def _notes(self, ctx: RunContext) -> _Notes:
+        with self._lock:
+            if ctx.run_id not in self._runs:
+                self._runs[ctx.run_id] = _Notes(ctx.output_dir / "logs")
+            return self._runs[ctx.run_id]
+
+    def _write_rows(self, ctx: RunContext) -> None:
+        notes, rows = self._notes(ctx), ctx.extras.get("train_rows")
+        if rows is None or rows is notes.rows:
+            return
+        path = notes.root / "data" / "training_data.jsonl"
+        with atomic.whole_file(path) as handle:
+            if notes.rows is not None:
+                with open(path, "rb") as earlier:
+                    shutil.copyfileobj(earlier, handle)
+            for row in rows:
+                line = atomic.to_json(row if isinstance(row, dict) else to_dict(row))
+                handle.write((line + "\n").encode("utf-8", "backslashreplace"))
+        notes.rows = rows
+
+
+def _eval_record(result: EvalResult) -> dict[str, Any]:
+    return {
+        "step": result.step,
+        "ts": time.time(),
+        "name": result.name,
+        "split": result.split,
+        "stage": result.stage,
+        **eval_metrics(result),
+        "scores": [asdict(score) for score in result.scores],
+        "breakdown": {
+            key: {value: [asdict(score) for score in scores] for value, scores in values.items()}
+            for key, values in result.breakdown.items()
+        },
+        "error": result.error,
+        "seconds": result.seconds,
+    }
+
+
+def _rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, Any]:
+    return {"step": result.step, "eval": result.name, "completion": rollout.completion, **asdict(rollout)}
+
+
+def conclude(result: RunResult, evals: list[EvalResult]) -> str:
+    """What came of a run, in a few lines: its status, its numbers, and how far each score can be believed."""
+    lines = [f"# {result.run_id}: {result.status}"]
+    if result.error:
+        lines.append(f"Error: {result.error}")
+    scored = {name for item in evals for name in eval_metrics(item)}
+    lines += [f"- {name} = {value:.6g}" for name, value in sorted(result.metrics.items()) if name not in scored]
+    lines += [f"- {line}" for item in evals for line in describe_eval(item)]
+    if not evals:
+        lines.append("It was not evaluated.")
+    return lines[0] + "\n\n" + "\n".join(lines[1:]) + "\n"
+
+
+def describe_eval(result: EvalResult) -> list[str]:
+    """`val/tools pass@1 = 0.5 [0.3, 0.7] (20 tasks, 1 error) at step 50`, a line per score."""
+    name = result.split if result.split == result.name else f"{result.split}/{result.name}"
+    place = "" if result.step is None else f" at step {result.step}"
+    place += f" of stage {result.stage}" if result.stage else ""
+    if result.error:
+        return [f"{name} could not be scored{place}: {result.error}"]
+    return [f"{name} {describe_score(score)}{place}" for score in result.scores]
+
+
+def describe_score(score: Score) -> str:
+    """`pass@1 = 0.5 [0.3, 0.7] (20 tasks, 1 error)`; an invalid score says why it has no value."""
+    counts = f"({_count(score.n_tasks, 'task')}, {_count(score.n_errors, 'error')})"
+    if score.value is None:
+        return f"{score.metric} has no value: {score.error or 'invalid'} {counts}"
+    interval = "" if score.low is None or score.high is None else f" [{score.low:.4g}, {score.high:.4g}]"
+    return f"{score.metric} = {score.value:.4g}{interval} {counts}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,0 +1,274 @@
+"""Where numbers go while a run is going on: JSON lines, TensorBoard event files, or several places at once.
+
+In: the calls of the `LogStore` protocol, from any thread. Out: files below `log_dir`. Which folder that is
+when the YAML does not say, is decided only here (`with_log_dir`).
+
+After a resume a step may appear twice in metrics.jsonl; the last line of a step is the one that counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from evsys_sdk import atomic, registry
+from evsys_sdk.config.models import Params
+from evsys_sdk.errors import Cancelled, EvsysError, blame, need
+from evsys_sdk.logs import get_logger
+from evsys_sdk.protocols import LogStore
+from evsys_sdk.record.lines import LineFile
+from evsys_sdk.registry import register_log_store
+
+WITH_FOLDER = ("jsonl", "tensorboard")
+"""Kinds that write into a `log_dir`."""
+
+
+def with_log_dir(kind: str, params: dict[str, Any], run_dir: Path | str) -> dict[str, Any]:
+    """`params` with every missing `log_dir` filled in: `<run_dir>/logs`, or `<run_dir>/logs/<kind>` in a multiplex."""
+    logs = Path(run_dir) / "logs"
+    if kind in WITH_FOLDER and params.get("log_dir") is None:
+        return {**params, "log_dir": str(logs)}
+    if kind == "multiplex":
+        return _with_child_dirs(params, logs, taken=set())
+    return params
+
+
+def _with_child_dirs(params: dict[str, Any], logs: Path, taken: set[str]) -> dict[str, Any]:
+    children = params.get("stores")
+    if not isinstance(children, list) or not all(isinstance(child, dict) for child in children):
+        return params  # the Config says what is wrong with it
+    return {**params, "stores": [_with_child_dir(child, logs, taken) for child in children]}
+
+
+def _with_child_dir(child: dict[str, Any], logs: Path, taken: set[str]) -> dict[str, Any]:
+    kind, params = str(child.get("kind")), child.get("params") or {}
+    if kind == "multiplex":
+        return {**child, "params": _with_child_dirs(params, logs, taken)}
+    if kind not in WITH_FOLDER:
+        return child
+    folder = params.get("log_dir") or _free_name(str(logs / kind), taken)
+    taken.add(folder)
+    return {**child, "params": {**params, "log_dir": folder}}
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    name, number = wanted, 1
+    while name in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+def _require_folder(kind: str, log_dir: str | None) -> None:
+    if not log_dir:
+        raise EvsysError(
+            f"log store {kind!r} needs log_dir: a run fills it in with <run_dir>/logs; "
+            "outside a run give it yourself, e.g. log_dir: ./logs"
+        )
+
+
+@register_log_store("jsonl")
+class JsonlLogStore:
+    """metrics.jsonl (a line per call), hparams.json and artifacts.jsonl in `log_dir`."""
+
+    class Config(Params):
+        log_dir: str | None = None
+        """Filled in by the run when absent."""
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        _require_folder("jsonl", self.cfg.log_dir)
+        self._lock = threading.Lock()
+        self._files: dict[str, LineFile] = {}
+        self._hparams: dict[str, Any] = {}
+        self._closed = False
+
+    def log_scalar(self, name: str, value: float, step: int) -> None:
+        self.log_metrics({name: value}, step)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        record = {"step": step, "ts": time.time(), **metrics}
+        record["step"] = step  # the call's step is the step, whatever a metric of that name says
+        self._append("metrics.jsonl", record)
+
+    def log_hyperparams(self, hparams: dict[str, Any]) -> None:
+        with self._lock:
+            path = self._path("hparams.json")
+            self._hparams |= hparams
+            try:
+                atomic.write_json(path, self._hparams)
+            except OSError as exc:
+                raise EvsysError(f"cannot write to {path}: {exc.strerror or exc}") from exc
+
+    def log_artifact(self, name: str, path: str) -> None:
+        self._append("artifacts.jsonl", {"name": name, "path": str(path), "ts": time.time()})
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for file in self._files.values():
+                file.close()
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        file = self._files.get(name) or self._open(name)
+        file.append(atomic.to_json(record))
+
+    def _open(self, name: str) -> LineFile:
+        with self._lock:
+            if name not in self._files:
+                self._files[name] = LineFile(self._path(name))
+            return self._files[name]
+
+    def _path(self, name: str) -> Path:
+        if self._closed:
+            raise EvsysError(f"log store 'jsonl' in {self.cfg.log_dir} is closed; {name} takes no more")
+        return Path(str(self.cfg.log_dir)) / name
+
+
+@register_log_store("tensorboard")
+class TensorBoardLogStore:
+    """Event files that `tensorboard --logdir` shows. A kill may cost the last `FLUSH_SECONDS` of points."""
+
+    FLUSH_SECONDS = 5
+
+    class Config(Params):
+        log_dir: str | None = None
+        """Filled in by the run when absent."""
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        _require_folder("tensorboard", self.cfg.log_dir)
+        need("tensorboard", extra="tensorboard")
+        self._lock = threading.Lock()
+        self._writer: Any = None
+        self._closed = False
+
+    def log_scalar(self, name: str, value: float, step: int) -> None:
+        self.log_metrics({name: value}, step)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=_number(name, value)) for name, value in metrics.items()]
+        self._add(values, step)
+
+    def log_hyperparams(self, hparams: dict[str, Any]) -> None:
+        # Four spaces make a code block of it in TensorBoard's Markdown.
+        text = "\n".join(f"    {line}" for line in atomic.to_json(hparams, indent=2).splitlines())
+        self._add([_text_summary("hparams", text)], step=0)
+
+    def log_artifact(self, name: str, path: str) -> None:
+        self._add([_text_summary(f"artifacts/{name}", str(path))], step=0)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            writer, self._writer = self._writer, None
+        if writer is not None:
+            with blame(EvsysError, f"writing TensorBoard events to {self.cfg.log_dir}"):
+                writer.close()
+
+    def _add(self, values: list[Any], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        with self._lock:
+            if self._closed:
+                raise EvsysError(f"log store 'tensorboard' in {self.cfg.log_dir} is closed")
+            with blame(EvsysError, f"writing TensorBoard events to {self.cfg.log_dir}"):
+                self._writer = self._writer or self._open()
+                self._writer.add_event(event)
+
+    def _open(self) -> Any:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        return EventFileWriter(str(self.cfg.log_dir), max_queue_size=1000, flush_secs=self.FLUSH_SECONDS)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise EvsysError(f"metric {name!r} = {value!r} is no number, and TensorBoard draws only numbers") from None
+
+
+def _text_summary(tag: str, text: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode("utf-8", "backslashreplace")])
+    tensor.tensor_shape.dim.add().size = 1
+    return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+class Child(Params):
+    """One store of a multiplex."""
+
+    kind: str
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+@register_log_store("multiplex")
+class MultiplexLogStore:
+    """Every call goes to every child. A child that fails is reported once and left out; the last one raises."""
+
+    class Config(Params):
+        stores: list[Child] = Field(min_length=1)
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+        self._stores = [registry.log_stores.build(child.kind, child.params) for child in self.cfg.stores]
+        self._lost: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def log_scalar(self, name: str, value: float, step: int) -> None:
+        self._each(lambda store: store.log_scalar(name, value, step))
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self._each(lambda store: store.log_metrics(metrics, step))
+
+    def log_hyperparams(self, hparams: dict[str, Any]) -> None:
+        self._each(lambda store: store.log_hyperparams(hparams))
+
+    def log_artifact(self, name: str, path: str) -> None:
+        self._each(lambda store: store.log_artifact(name, path))
+
+    def close(self) -> None:
+        self._closed = True
+        for index in range(len(self._stores)):
+            self._ask(index, lambda store: store.close())
+
+    def _each(self, act: Callable[[LogStore], None]) -> None:
+        if self._closed:
+            raise EvsysError("log store 'multiplex' is closed")
+        for index in range(len(self._stores)):
+            if index not in self._lost:
+                self._ask(index, act)
+        if len(self._lost) == len(self._stores):
+            raise EvsysError("no store of the multiplex is left: " + "; ".join(self._lost.values()))
+
+    def _ask(self, index: int, act: Callable[[LogStore], None]) -> None:
+        try:
+            act(self._stores[index])
+        except Cancelled:
+            raise
+        except Exception as exc:
+            text = f"{_child_name(self.cfg.stores[index])}: {type(exc).__name__}: {exc}"
+            with self._lock:
+                known = self._lost.setdefault(index, text) is not text
+            if not known:
+                get_logger(__name__).error("left out from here on: log store %s", text)
+
+
+def _child_name(child: Child) -> str:
+    folder = child.params.get("log_dir")
+    return f"{child.kind} in {folder}" if folder else child.kind

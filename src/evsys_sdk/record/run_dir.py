@@ -1,0 +1,56 @@
+"""One run's directory: whose it is, and what lies in it.
+
+In: a path. Out: a locked directory with an empty floor. The lock is the kernel's (flock): it goes with the
+process that held it, so a dead process never blocks the next. An earlier attempt is set aside, not deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evsys_sdk.errors import EvsysError, RunLocked
+
+LOCK_FILE = ".lock"
+ATTEMPTS = "attempts"
+
+
+@contextmanager
+def open_run_dir(path: Path) -> Iterator[Path]:
+    """Make and hold `path` for one run; RunLocked when another live process (or thread) has it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as exc:
+        raise EvsysError(f"cannot use run directory {path}: {exc.strerror}") from exc
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
+            raise RunLocked(
+                f"run directory {path} is in use by {owner}; wait for it or choose another output_dir"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+        _set_aside_earlier_attempt(path)
+        yield path
+    finally:
+        os.close(descriptor)
+
+
+def _set_aside_earlier_attempt(path: Path) -> None:
+    earlier = [entry for entry in path.iterdir() if entry.name not in (LOCK_FILE, ATTEMPTS)]
+    if not earlier:
+        return
+    attempts = path / ATTEMPTS
+    attempts.mkdir(exist_ok=True)
+    numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdigit()]
+    target = attempts / str(max(numbers, default=0) + 1)
+    target.mkdir()
+    for entry in earlier:
+        shutil.move(str(entry), target / entry.name)

@@ -1,0 +1,127 @@
+"""The record of one run: `run_result.json`, written whole, last, and whatever happened.
+
+In: what the runner learned. Out: the file, and the same facts in `RunResult.extras` for Python users.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from evsys_sdk.atomic import write_json
+from evsys_sdk.constants import RUN_RESULT_FILE
+from evsys_sdk.protocols import EvalResult, RunResult
+from evsys_sdk.record.environment import config_hash, describe_environment
+
+
+def plain_settings(config: BaseModel) -> dict[str, Any]:
+    """Given settings as plain data; taking them like this does not count as reading them."""
+    return BaseModel.model_dump(config, exclude_unset=True, mode="json")
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """Collects while the run goes on; `write` ends it."""
+
+    experiment: Any
+    run: Any
+    run_id: str
+    run_dir: Path
+    folder: Path
+    """Where the config lies; its git commit is recorded."""
+    started: float = field(default_factory=time.time)
+    traceback: str | None = None
+    data: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[EvalResult] = field(default_factory=list)
+    callback_errors: list[str] = field(default_factory=list)
+
+    def add_data(self, place: str, loaded: Any) -> None:
+        """Note which rows went in: where from, how many, and the hash of their source."""
+        self.data.append(
+            {
+                "place": place,
+                "source": loaded.source,
+                "sha256": loaded.sha256,
+                "rows_read": loaded.n_raw,
+                "rows": len(loaded.rows),
+            }
+        )
+
+    def hyperparams(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment.name,
+            "run": self.run.name,
+            "model": self.run.model.name,
+            "backend": self.run.backend.kind,
+            "algorithm": self.run.algorithm.kind,
+            "params": dict(self.run.algorithm.params),
+            "seed": self.run.seed,
+            "tags": list(self.run.tags),
+        }
+
+    def write(self, result: RunResult, *, unread: list[str]) -> RunResult:
+        """Complete `result` and put it on disk."""
+        warnings = [f"unread setting: {path}" for path in unread] + self.callback_errors
+        result.extras.update(
+            run_dir=str(self.run_dir),
+            run_name=self.run.name,
+            seed=self.run.seed,
+            evals=self.evals,
+            unread_settings=unread,
+            warnings=warnings,
+        )
+        settings = plain_settings(self.run)
+        finished = time.time()
+        write_json(
+            self.run_dir / RUN_RESULT_FILE,
+            {
+                "run_id": result.run_id,
+                "experiment": self.experiment.name,
+                "run": self.run.name,
+                "seed": self.run.seed,
+                "status": result.status,
+                "metrics": result.metrics,
+                "artifacts": result.artifacts,
+                "evals": [eval_summary(found) for found in self.evals],
+                "error": result.error,
+                "traceback": self.traceback,
+                "warnings": warnings,
+                "unread_settings": unread,
+                "hparams": settings,
+                "environment": {
+                    **describe_environment(self.folder),
+                    "config_hash": config_hash(settings),
+                    "data": self.data,
+                },
+                "started": _clock(self.started),
+                "ts": _clock(finished),
+                "seconds": round(finished - self.started, 3),
+            },
+        )
+        return result
+
+
+def eval_summary(result: EvalResult) -> dict[str, Any]:
+    """An evaluation without its transcripts, which lie in the run's logs."""
+    return {
+        "name": result.name,
+        "split": result.split,
+        "step": result.step,
+        "stage": result.stage,
+        "scores": [asdict(score) for score in result.scores],
+        "breakdown": {
+            key: {value: [asdict(score) for score in scores] for value, scores in parts.items()}
+            for key, parts in result.breakdown.items()
+        },
+        "error": result.error,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from evsys_sdk.record import mirror, wire
+from evsys_sdk.record.mirror import Session, left_behind, project_folder
+
+TARGET = {"api_url": "http://x", "project_id": "p", "offline": False}
+
+
+def step(number: int, text: str = "") -> wire.Event:
+    return (
+        wire.step_event("g", number, {"loss": 1.0}, ts=0.0)
+        if not text
+        else wire.prediction_event("g", {"id": str(number), "text": text}, ts=0.0)
+    )
+
+
+def test_what_was_not_acknowledged_is_read_again_by_the_next_owner(tmp_path: Path) -> None:
+    session = Session.create(tmp_path, TARGET)
+    for number in range(3):
+        session.append(step(number))
+    window = session.read()
+    session.acknowledge(window.ends[0])
+    session.close()
+    (claimed,) = left_behind(tmp_path, TARGET)
+    assert [event.body["step"] for event in claimed.read().events] == [1, 2]
+
+
+def test_a_session_whose_owner_lives_is_left_alone(tmp_path: Path) -> None:
+    session = Session.create(tmp_path, TARGET)
+    session.append(step(1))
+    assert list(left_behind(tmp_path, TARGET)) == []
+    session.close()
+    assert len(list(left_behind(tmp_path, TARGET))) == 1
+
+
+def test_sessions_for_another_server_project_or_offline_are_left_alone(tmp_path: Path) -> None:
+    for change in ({"api_url": "http://y"}, {"project_id": "q"}, {"offline": True}):
+        session = Session.create(tmp_path, TARGET | change)
+        session.append(step(1))
+        session.close()
+    assert list(left_behind(tmp_path, TARGET)) == []
+
+
+def test_a_finished_session_is_not_taken_up_again(tmp_path: Path) -> None:
+    session = Session.create(tmp_path, TARGET)
+    session.append(step(1))
+    session.acknowledge(session.read().end)
+    session.close()
+    assert list(left_behind(tmp_path, TARGET)) == []
+
+
+def test_a_window_is_bounded_in_lines_and_bytes_yet_takes_one_huge_line(tmp_path: Path) -> None:
+    session = Session.create(tmp_path, TARGET)
+    for number in range(wire.MAX_BATCH_LINES + 10):
+        session.append(step(number))
+    window = session.read()
+    assert len(window.events) == wire.MAX_BATCH_LINES
+    session.acknowledge(window.end)
+    session.acknowledge(session.read().end)
+    for number in range(3):
+        session.append(step(number, text="x" * (wire.MAX_BATCH_BYTES + 1)))
+    assert len(session.read().events) == 1
+
+
+def test_torn_and_foreign_lines_are_stepped_over(tmp_path: Path) -> None:
+    session = Session.create(tmp_path, TARGET)
+    session.append(step(1))
+    with open(session.path, "a") as handle:
+        handle.write('{"torn\n[1]\n')
+    session.append(step(2))
+    with open(session.path, "a") as handle:
+        handle.write('{"half')
+    window = session.read()
+    assert [event.body["step"] for event in window.events] == [1, 2]
+    session.acknowledge(window.end)
+    assert session.unsent_bytes == len('{"half')
+
+
+def test_an_unreadable_acknowledgement_means_send_again(tmp_path: Path) -> None:
+    session = Session.create(tmp_path, TARGET)
+    session.append(step(1))
+    session.acknowledge(session.read().end)
+    session.close()
+    session.path.with_suffix(".ack").write_text("garbage")
+    (claimed,) = left_behind(tmp_path, TARGET)
+    assert len(claimed.read().events) == 1
+
+
+def test_the_first_line_says_where_a_session_belongs_and_holds_no_secret(tmp_path: Path) -> None:
+    session = Session.create(tmp_path, TARGET)
+    header = json.loads(session.path.read_text().splitlines()[0])
+    assert header == {"session": session.path.stem, **TARGET}
+
+
+def test_a_project_id_cannot_leave_the_mirror(tmp_path: Path) -> None:
+    assert project_folder(tmp_path, "../../etc").parent == tmp_path
+    assert project_folder(tmp_path, None).name == project_folder(tmp_path, "..").name == mirror.LOCAL
