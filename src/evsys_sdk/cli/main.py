@@ -1,0 +1,68 @@
+"""`evsys`: parse, call one function, print.
+
+In: the command line. Out: an exit code. Each verb has a file of its own beside this one that adds its parser and
+names the function to call; nothing heavy is imported before that function runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from evsys_sdk import __version__
+from evsys_sdk.cli import completion, data, registries, run, validate
+from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_RUN_FAILED
+
+VERBS = (validate, run, data, registries, completion)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with our exit code for a wrong command line."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="evsys",
+        description="One strict YAML describes an LLM training experiment; evsys runs it and says what it showed.",
+        epilog="Exit codes: 0 all well, 1 bad input, 2 a run did not complete.",
+    )
+    parser.add_argument("--version", action="version", version=f"evsys {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="<verb>", parser_class=Parser)
+    for module in VERBS:
+        module.add_parser(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; every mistake a user can make ends in a message and an exit code, not a traceback."""
+    from evsys_sdk.errors import EvsysError
+    from evsys_sdk.logs import configure_logger
+
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if not getattr(args, "run", None):
+        parser.print_help()
+        return EXIT_BAD_INPUT if args.verb else 0
+    try:
+        configure_logger()
+        return int(args.run(args))
+    except EvsysError as exc:
+        print(exc, file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_RUN_FAILED
+    except BrokenPipeError:  # the reader (head, less) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

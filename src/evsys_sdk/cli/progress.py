@@ -1,0 +1,140 @@
+"""Progress of a running experiment: a live table on a terminal, plain lines in a pipe.
+
+In: callback events from the runs' threads. Out: text on stderr; stdout stays the result's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+PLAIN_INTERVAL_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Line:
+    """What is known of one run."""
+
+    name: str
+    total: int | None = None
+    step: int = 0
+    loss: float | None = None
+    first_loss: float | None = None
+    score: str = ""
+    status: str = "preparing"
+    started: float = field(default_factory=time.monotonic)
+    printed: float = 0.0
+
+    def eta(self, now: float) -> str:
+        if self.status != "training" or not self.step or not self.total or self.step >= self.total:
+            return ""
+        return clock((now - self.started) / self.step * (self.total - self.step))
+
+
+def clock(seconds: float) -> str:
+    """`75` -> `1:15`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Progress:
+    """A callback that keeps one `Line` per run; how they are shown is the subclass's."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        self.lines: dict[str, Line] = {}
+        self.lock = threading.Lock()
+
+    def _line(self, ctx: Any) -> Line:
+        with self.lock:
+            return self.lines.setdefault(ctx.run_id, Line(name=ctx.extras.get("run_name", ctx.run_id)))
+
+    def on_run_start(self, ctx: Any) -> None:
+        self.changed(self._line(ctx), always=True)
+
+    def on_train_start(self, ctx: Any, total_steps: int | None) -> None:
+        line = self._line(ctx)
+        line.total, line.status, line.started = total_steps, "training", time.monotonic()
+        self.changed(line)
+
+    def on_step(self, ctx: Any, step: int, metrics: dict[str, float]) -> None:
+        line = self._line(ctx)
+        line.step, line.loss = step, metrics.get("loss", line.loss)
+        line.first_loss = line.loss if line.first_loss is None else line.first_loss
+        self.changed(line)
+
+    def on_train_end(self, ctx: Any, metrics: dict[str, float]) -> None:
+        self._line(ctx).status = "scoring"
+
+    def on_eval(self, ctx: Any, result: Any) -> None:
+        line = self._line(ctx)
+        for score in result.scores:
+            if score.value is not None:
+                line.score = f"{result.split}/{result.name} {score.metric} {score.value:.3f}"
+        self.changed(line, always=True)
+
+    def on_run_end(self, ctx: Any, result: Any) -> None:
+        line = self._line(ctx)
+        line.status = result.status
+        self.changed(line, always=True)
+
+    def changed(self, line: Line, *, always: bool = False) -> None:
+        raise NotImplementedError
+
+
+class PlainProgress(Progress):
+    """A line per run every few seconds, and at every event that matters."""
+
+    def changed(self, line: Line, *, always: bool = False) -> None:
+        now = time.monotonic()
+        if not always and now - line.printed < PLAIN_INTERVAL_SECONDS and line.step != line.total:
+            return
+        line.printed = now
+        total = f"/{line.total}" if line.total else ""
+        parts = [f"step {line.step}{total}" if line.step else "", line.status]
+        parts += [f"loss {line.loss:.4f}" if line.loss is not None else "", line.score]
+        eta = line.eta(now)
+        parts.append(f"eta {eta}" if eta else "")
+        print(f"{line.name}: " + "  ".join(part for part in parts if part), file=self.stream, flush=True)
+
+
+class LiveProgress(Progress):
+    """A table that rich redraws a few times a second; changes need no work of ours."""
+
+    def changed(self, line: Line, *, always: bool = False) -> None: ...
+
+    def __rich__(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False)
+        for title in ("run", "", "step", "loss", "score", "eta"):
+            table.add_column(title, justify="right" if title in ("step", "loss", "eta") else "left")
+        now = time.monotonic()
+        with self.lock:
+            lines = list(self.lines.values())
+        for line in lines[-30:]:
+            bar = ProgressBar(total=line.total or 1, completed=line.step, width=20) if line.total else line.status
+            step = f"{line.step}/{line.total}" if line.total else str(line.step or "")
+            loss = f"{line.loss:.4f}" if line.loss is not None else ""
+            table.add_row(line.name, bar, step, loss, line.score, line.eta(now) or line.status)
+        return table
+
+
+@contextmanager
+def progress_display(stream: TextIO, *, live: bool) -> Iterator[Progress]:
+    """The display that fits `stream`; a live one is cleared at the end, since the summary says it all."""
+    if not (live and stream.isatty()):
+        yield PlainProgress(stream)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    progress = LiveProgress(stream)
+    with Live(progress, console=Console(file=stream), refresh_per_second=8, transient=False):
+        yield progress

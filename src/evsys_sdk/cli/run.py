@@ -1,0 +1,57 @@
+"""`evsys run`: train, score, conclude."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "run",
+        help="run an experiment",
+        description="Run every arm and seed of a config. Results go to stdout, progress and logs to stderr.",
+        epilog="Exit codes: 0 all runs completed, 1 the config was refused, 2 a run did not complete.",
+    )
+    parser.add_argument("path", help="the YAML file")
+    parser.add_argument("-o", "--output", metavar="FILE", help="also write the JSON summary to FILE")
+    parser.add_argument("--dry", action="store_true", help="rehearse: 2 steps, 4 tasks, results under <output_dir>/dry")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="at most N training steps per run")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE", help="override")
+    parser.add_argument("--strict", action="store_true", help="settings that nothing reads are errors")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from evsys_sdk.atomic import to_json, write_json
+    from evsys_sdk.cli.progress import progress_display
+    from evsys_sdk.errors import ConfigError
+    from evsys_sdk.experiment import Experiment, RunOptions, strict_problems, summarise
+
+    experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
+    with progress_display(sys.stderr, live=not args.json) as watcher:
+        options = RunOptions(max_steps=args.steps, dry=args.dry, strict=args.strict, watchers=[watcher])
+        result = experiment.run(options)
+    summary = summarise(result)
+    if args.output:
+        write_json(args.output, summary)
+    if args.json:
+        print(to_json(summary, indent=2))
+    else:
+        from evsys_sdk.cli.summary import print_summary
+
+        print_summary(result)
+    if args.strict and result.unread_settings:
+        print(ConfigError(args.path, strict_problems(result, experiment.config)), file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return EXIT_OK if result.completed else EXIT_RUN_FAILED

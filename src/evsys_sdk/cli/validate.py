@@ -1,0 +1,53 @@
+"""`evsys validate`: is this config right?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser("validate", help="check a config", description="Check a config and list its runs.")
+    parser.add_argument("path", help="the YAML file")
+    parser.add_argument("--deep", action="store_true", help="also check every kind/params block, file and verifier")
+    parser.add_argument("--strict", action="store_true", help="settings that nothing will read are errors")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE", help="override")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.set_defaults(run=validate)
+
+
+def validate(args: argparse.Namespace) -> int:
+    from evsys_sdk.errors import ConfigError
+    from evsys_sdk.preflight import ignored_settings, validate_yaml
+
+    try:
+        config = validate_yaml(args.path, deep=args.deep, strict=args.strict, overrides=args.overrides)
+    except ConfigError as exc:
+        if not args.json:
+            raise
+        _print_json(False, args.path, problems=exc.problems)
+        return EXIT_BAD_INPUT
+    runs = [run.name for run in config.all_runs()]
+    ignored = ignored_settings(config)
+    if args.json:
+        _print_json(True, args.path, runs=runs, warnings=ignored)
+        return EXIT_OK
+    seeds = f" x {config.n_repeats} seeds" if config.n_repeats > 1 else ""
+    print(f"{args.path}: ok, {len(runs)} run{'s' if len(runs) != 1 else ''}{seeds}")
+    for name in runs:
+        print(f"  {name}")
+    for problem in ignored:
+        print(f"warning: line {problem.line or '?'}  {problem.path}   {problem.message}", file=sys.stderr)
+    return EXIT_OK
+
+
+def _print_json(ok: bool, path: str, **lists: Any) -> None:
+    from dataclasses import asdict
+
+    from evsys_sdk.atomic import to_json
+
+    plain = {key: [item if isinstance(item, str) else asdict(item) for item in items] for key, items in lists.items()}
+    print(to_json({"ok": ok, "path": path, **plain}, indent=2))

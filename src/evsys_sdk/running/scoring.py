@@ -1,0 +1,161 @@
+"""The evaluations of one run: `metadata.benchmark` entries and the `run.eval` block, through one engine.
+
+In: the config's entries and a sampler over some weights. Out: `EvalResult`s. Whatever goes wrong inside an
+evaluation is written into its result; a trained run is never failed by its scoring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evsys_sdk import registry
+from evsys_sdk.asyncs import run_async
+from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig
+from evsys_sdk.config.project import search_folders
+from evsys_sdk.config.source import source_of
+from evsys_sdk.data.workspace import Workspace
+from evsys_sdk.errors import BackendError, Cancelled, DataError
+from evsys_sdk.eval.benchmark import Benchmark
+from evsys_sdk.eval.row_eval import score_rows
+from evsys_sdk.inference.trained import TrainedModelClient
+from evsys_sdk.protocols import EvalResult, Renderer, RolloutEngine, Row, RunResult
+from evsys_sdk.record.callbacks import eval_metrics
+from evsys_sdk.surface import SamplingClient
+
+if TYPE_CHECKING:
+    from evsys_sdk.running.live import LoopHooks
+    from evsys_sdk.running.workbench import Workbench
+
+
+def find_benchmark(entry: BenchmarkEntry, config: ExperimentConfig) -> Benchmark:
+    """The tasks that an entry means: its path, else its id or name in the workspace."""
+    source = source_of(config)
+    if entry.path is not None:
+        return Benchmark.load(_find_path(entry.path, [Path.cwd(), *search_folders(source)]), name=entry.label)
+    workspace = Workspace.find(source.folder)
+    return Benchmark.load(workspace.pull_benchmark(str(entry.id or entry.name)), name=entry.label)
+
+
+def _find_path(path: str, folders: list[Path]) -> Path:
+    for folder in folders:
+        if (folder / path).exists():
+            return folder / path
+    places = ", ".join(str(folder) for folder in dict.fromkeys(folders))
+    raise DataError(f"no benchmark at {path!r}; looked in {places}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Scoring:
+    """How this run is scored; benchmarks are loaded once, at first use."""
+
+    config: ExperimentConfig
+    engine: RolloutEngine
+    seed: int
+    max_tasks: int | None = None
+    """A ceiling from `--dry`."""
+    renderer: Renderer | None = None
+    loaded: dict[str, Benchmark] = field(default_factory=dict)
+
+    def due(self, step: int) -> list[BenchmarkEntry]:
+        """Entries to score in the loop after `step`."""
+        return [entry for entry in self.config.metadata.benchmark if entry.run_every and step % entry.run_every == 0]
+
+    def outstanding(self, results: list[EvalResult], last_step: int) -> list[BenchmarkEntry]:
+        """Entries to score after training: those that the loop has not just scored on the final weights."""
+        done = {(result.split, result.name) for result in results if result.step == last_step and result.error is None}
+        return [entry for entry in self.config.metadata.benchmark if (entry.role, entry.label) not in done]
+
+    async def score(self, entry: BenchmarkEntry, sampler: SamplingClient, *, step: int | None) -> EvalResult:
+        """Score one entry; a failure of the scoring itself becomes the result's error."""
+
+        async def work() -> EvalResult:
+            key = f"{entry.role}/{entry.label}"
+            if key not in self.loaded:
+                self.loaded[key] = find_benchmark(entry, self.config)
+            if self.renderer is None:
+                raise BackendError("the backend has no tokenizer to render tasks with")
+            limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
+            return await self.loaded[key].score(
+                engine={"harbor": self.engine}[entry.engine],
+                sampler=sampler,
+                renderer=self.renderer,
+                metrics=entry.metrics,
+                split=entry.role,
+                num_samples=entry.num_samples,
+                max_tokens=entry.max_tokens,
+                temperature=entry.temperature,
+                limit=min(limits, default=None),
+                breakdown_keys=entry.breakdown_keys,
+                seed=self.seed,
+                step=step,
+            )
+
+        return await guarded(work, name=entry.label, split=entry.role, step=step)
+
+
+async def guarded(
+    work: Callable[[], Awaitable[EvalResult]], *, name: str, split: str, step: int | None = None
+) -> EvalResult:
+    """Run an evaluation; an exception in it becomes an `EvalResult` with an error."""
+    start = time.monotonic()
+    try:
+        return replace(await work(), seconds=time.monotonic() - start)
+    except Cancelled:
+        raise
+    except Exception as exc:
+        text = f"{type(exc).__name__}: {exc}"
+        return EvalResult(name=name, split=split, scores=[], step=step, error=text, seconds=time.monotonic() - start)
+
+
+def score_after_training(bench: Workbench, hooks: LoopHooks, trained: RunResult, rows: list[Row]) -> dict[str, float]:
+    """Score the trained weights on whatever the loop has not just scored; returns the numbers of these weights."""
+    return run_async(_score_after_training(bench, hooks, trained, rows))
+
+
+async def _score_after_training(
+    bench: Workbench, hooks: LoopHooks, trained: RunResult, rows: list[Row]
+) -> dict[str, float]:
+    scoring = hooks.scoring
+    for entry in scoring.outstanding(hooks.of_this_stage(), hooks.steps):
+
+        async def work(entry: BenchmarkEntry = entry) -> EvalResult:
+            return await scoring.score(entry, await bench.sampler_of(trained), step=None)
+
+        hooks.add(await guarded(work, name=entry.label, split=entry.role))
+    evaluation = bench.plan.run.eval
+    if evaluation.enabled and evaluation.metrics:
+        hooks.add(await guarded(lambda: _score_eval_block(bench, hooks, trained, rows), name="eval", split="eval"))
+    final = [result for result in hooks.of_this_stage() if result.step in (None, hooks.steps)]
+    return {key: value for result in final for key, value in eval_metrics(result).items()}
+
+
+async def _score_eval_block(bench: Workbench, hooks: LoopHooks, trained: RunResult, rows: list[Row]) -> EvalResult:
+    """The `run.eval` block: ask a client for an answer to each row and compare."""
+    evaluation, plan = bench.plan.run.eval, bench.plan
+    metrics = [
+        (spec.kind, bench.parts.build(registry.metrics, spec, f"eval.metrics[{index}]"))
+        for index, spec in enumerate(evaluation.metrics)
+    ]
+    if evaluation.eval_data is not None:
+        rows = bench.load(evaluation.eval_data, "eval.eval_data", hooks.ctx.data_store).rows
+    limits = [limit for limit in (evaluation.n_samples, plan.max_tasks) if limit is not None]
+    client = await _inference_client(bench, hooks, trained)
+    return await score_rows(rows, metrics=metrics, client=client, limit=min(limits, default=None))
+
+
+async def _inference_client(bench: Workbench, hooks: LoopHooks, trained: RunResult) -> Any:
+    """What `eval.inference` names; without it, or where it names a backend, the weights where they live."""
+    spec = bench.plan.run.eval.inference
+    if spec is None:
+        client: Any = TrainedModelClient()
+    else:
+        client = bench.parts.build(registry.inference, spec, "eval.inference")
+    if isinstance(client, TrainedModelClient):
+        sampler = await bench.sampler_of(trained)
+        assert hooks.scoring.renderer is not None  # sampler_of has refused a backend without a service
+        client.attach(sampler, hooks.scoring.renderer, bench.plan.run.seed)
+    return client

@@ -1,0 +1,169 @@
+"""What one run works with: its stores, its rows, its extensions, its weights.
+
+In: a `RunPlan`. Out: the pieces the runner puts together, each built with its place in the config, so that unread
+settings and bad params can be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk import registry
+from evsys_sdk.config.files import plain
+from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig
+from evsys_sdk.config.project import search_folders
+from evsys_sdk.config.reading import forget, unread
+from evsys_sdk.config.source import source_of
+from evsys_sdk.data.rows import LoadedRows, load_rows
+from evsys_sdk.data.workspace import Workspace
+from evsys_sdk.errors import BackendError
+from evsys_sdk.protocols import DataStore, RunContext, RunResult
+from evsys_sdk.record.callbacks import CallbackList
+from evsys_sdk.record.log_stores import with_log_dir
+from evsys_sdk.record.run_record import RunRecord
+from evsys_sdk.running.interrupts import StopFlag
+from evsys_sdk.running.live import StoppableLogStore
+from evsys_sdk.running.parts import Parts
+from evsys_sdk.surface import SamplingClient, TrainingService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """One run as the experiment wants it."""
+
+    experiment: ExperimentConfig
+    run: RunConfig
+    index: int
+    """Which arm of the experiment this is; for places in messages."""
+    run_dir: Path
+    callbacks: CallbackList
+    stop: StopFlag
+    max_steps: int | None = None
+    max_tasks: int | None = None
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.experiment.name}/{self.run.name}"
+
+
+@dataclass(slots=True)
+class Workbench:
+    """One run's tools, made when asked for."""
+
+    plan: RunPlan
+    record: RunRecord
+    parts: Parts = field(default_factory=Parts)
+    handles: dict[str, Any] = field(default_factory=dict)
+    """What the backend's `prepare` gave."""
+    ctx: RunContext | None = None
+    announced: bool = False
+
+    @classmethod
+    def for_plan(cls, plan: RunPlan, run_dir: Path) -> Workbench:
+        forget(plan.run)
+        folder = source_of(plan.experiment).folder
+        return cls(plan, RunRecord(plan.experiment, plan.run, plan.run_id, run_dir, folder=folder))
+
+    def log_store(self) -> StoppableLogStore:
+        spec = self.plan.experiment.log_store
+        params = with_log_dir(spec.kind, dict(spec.params), self.record.run_dir)
+        store = self.parts.build(registry.log_stores, spec, "log_store", params)
+        return StoppableLogStore(store, self.plan.stop)
+
+    def data_store(self) -> DataStore:
+        store: DataStore = self.parts.build(registry.data_stores, self.plan.experiment.data_store, "data_store")
+        return store
+
+    def backend(self) -> Any:
+        return self.parts.build(registry.backends, self.plan.run.backend, "backend")
+
+    def algorithm(self) -> Any:
+        return self.parts.build(registry.algorithms, self.plan.run.algorithm, "algorithm")
+
+    def load(self, data: DataConfig, place: str, store: DataStore) -> LoadedRows:
+        """The rows of a data block, transformed; where they came from goes into the record."""
+        source = source_of(self.plan.experiment)
+        transforms = [
+            (spec.kind, self.parts.build(registry.transforms, spec, f"{place}.transforms[{index}]"))
+            for index, spec in enumerate(data.transforms)
+        ]
+        loaded = load_rows(
+            data,
+            store=store,
+            folders=search_folders(source),
+            workspace=Workspace.find(source.folder),
+            transforms=transforms,
+        )
+        self.record.add_data(place, loaded)
+        return loaded
+
+    def stages(self) -> Iterator[tuple[str | None, DataConfig, str]]:
+        """Name, data and place of each stage; a run without `continual` is one nameless stage."""
+        run = self.plan.run
+        if run.continual is None:
+            assert run.data is not None
+            yield None, run.data, "data"
+            return
+        for index, stage in enumerate(run.continual.stages):
+            yield stage.name, stage.data, f"continual.stages[{index}].data"
+
+    def context(self, backend: Any, data_store: DataStore, log_store: StoppableLogStore) -> RunContext:
+        plan, run = self.plan, self.plan.run
+        self.ctx = RunContext(
+            run_id=plan.run_id,
+            output_dir=self.record.run_dir,
+            config=plan.experiment,
+            data_store=data_store,
+            log_store=log_store,
+            backend=backend,
+            seed=run.seed,
+            max_steps=plan.max_steps,
+            start_from=run.model.load_checkpoint_path,
+            extras={
+                "backend_handles": self.handles,
+                "backend_kind": run.backend.kind,
+                "model_name": run.model.name,
+                "run_name": run.name,
+                "run_config": plain(run),
+                "tags": list(run.tags),
+            },
+        )
+        return self.ctx
+
+    def announce_start(self) -> None:
+        """Tell the callbacks, once, that the run begins."""
+        if self.ctx is not None and not self.announced:
+            self.announced = True
+            self.plan.callbacks.on_run_start(self.ctx)
+
+    def announce_end(self, result: RunResult) -> None:
+        """Tell the callbacks what came of the run; whoever hears of an end has heard of a start."""
+        if self.ctx is not None:
+            self.announce_start()
+            self.plan.callbacks.on_run_end(self.ctx, result)
+        self.record.callback_errors = self.plan.callbacks.errors_of(self.plan.run_id)
+
+    @property
+    def service(self) -> TrainingService | None:
+        return self.handles.get("service")
+
+    async def sampler_of(self, trained: RunResult) -> SamplingClient:
+        """A sampler over the weights that training left."""
+        path = trained.artifacts.get("final_sampler")
+        if self.service is None:
+            raise BackendError(f"backend {self.plan.run.backend.kind!r} offers no training service to sample from")
+        if path is None:
+            raise BackendError("there are no weights to sample from: the algorithm left no `final_sampler` artifact")
+        return await self.service.create_sampling_client(path)
+
+    def unread_settings(self) -> list[str]:
+        """Settings of this run that were given and that nothing read, by their names in the config file."""
+        source = source_of(self.plan.experiment)
+        found = [source.in_run(self.plan.index, path) for path in unread(self.plan.run)]
+        for path in self.parts.unread():
+            shared = path.startswith(("data_store.", "log_store."))
+            found.append(path if shared else source.in_run(self.plan.index, path))
+        return list(dict.fromkeys(found))

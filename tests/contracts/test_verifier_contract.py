@@ -1,0 +1,78 @@
+"""The verifier contract, over every built-in and over plain classes and functions that inherit nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from evsys_sdk.errors import VerifierFailed
+from evsys_sdk.registry import get_verifier, list_verifiers, register_verifier, schema_for, verifiers
+from evsys_sdk.verifiers import run_verifier
+
+EXPECTED = {
+    "exact_match": "yes",
+    "contains": "yes",
+    "regex_match": "yes",
+    "tool_calls_match": [{"name": "yes", "arguments": {}}],
+}
+BUILT_INS = [name for name in list_verifiers() if verifiers.entries[name].origin.startswith("evsys_sdk.")]
+OUTPUTS = ["", "yes", "no", "<answer>yes</answer>", '[{"name": "yes"}]', "{" * 5000, "\x00\ud800", "yes " * 10_000]
+
+
+@pytest.fixture(autouse=True)
+def registry_as_before(monkeypatch):
+    monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+@pytest.mark.parametrize("output", OUTPUTS, ids=range(len(OUTPUTS)))
+def test_a_built_in_gives_a_reward_between_0_and_1_for_any_output(name, output):
+    reward = run_verifier(name, output, EXPECTED.get(name), {})
+    assert isinstance(reward, float) and math.isfinite(reward) and 0.0 <= reward <= 1.0
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+def test_a_built_in_gives_an_empty_output_nothing(name):
+    assert run_verifier(name, "", EXPECTED.get(name), {}) == 0.0
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+def test_a_built_in_closes_its_settings(name):
+    assert schema_for("verifier", name)["additionalProperties"] is False
+    with pytest.raises(VerifierFailed, match="unknown key"):
+        run_verifier(name, "yes", EXPECTED.get(name), {"no_such_setting": 1})
+
+
+def test_only_the_names_of_the_reference_are_closed_to_projects():
+    assert {name for name in BUILT_INS if not verifiers.entries[name].yields} == {"format_only"}
+
+
+def test_a_projects_verifier_takes_the_place_of_a_built_in_that_yields():
+    @register_verifier("exact_match")
+    def exact_match(model_output, expected, params):
+        return 0.125
+
+    assert get_verifier("exact_match") is exact_match
+    assert run_verifier("exact_match", "yes", "yes", {}) == 0.125
+
+
+def test_a_plain_class_without_a_base_is_a_verifier():
+    @register_verifier("plain_verifier")
+    class Plain:
+        def verify(self, *, prompt, completion, target):
+            return len(completion) / len(target)
+
+    assert run_verifier("plain_verifier", "ab", "abcd", {}) == 0.5
+    assert Plain.name == "plain_verifier"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda model_output, expected, params: 1.0, lambda completion, expected, **params: 1.0],
+    ids=["three arguments", "spread params"],
+)
+def test_a_plain_function_is_a_verifier(function):
+    register_verifier("plain_function")(function)
+    assert get_verifier("plain_function") is function
+    assert run_verifier("plain_function", "x", None, {"anything": "goes"}) == 1.0

@@ -1,0 +1,178 @@
+"""Every YAML and Python block of README, docs and examples is true: it validates, or it runs.
+
+A YAML block that is a whole config is checked as it is; a fragment is set into a small config first. Python blocks of a
+page run one after another in a folder with that small project; a block that begins `# file: name.py` is written
+there instead. Lines that begin with `evsys` must be command lines that the parser takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evsys_sdk.cli.main import build_parser
+from evsys_sdk.config.document import parse_document
+from evsys_sdk.config.models import DataConfig, EvalConfig, ExperimentConfig, RunConfig
+from evsys_sdk.preflight import validate_yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+CONFIGS = sorted(ROOT.glob("examples/**/config.yaml"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+BASE: dict[str, Any] = {
+    "name": "page",
+    "run": {
+        "name": "r0",
+        "data": {"path": "data/train.jsonl", "transforms": [{"kind": "jsonl_to_chat"}]},
+        "model": {"name": "table-model"},
+        "algorithm": {"kind": "sft", "params": {"max_steps": 2}},
+        "backend": {"kind": "mock"},
+    },
+}
+
+
+def blocks(language: str) -> list[Any]:
+    return [
+        pytest.param(page, text, id=f"{page.relative_to(ROOT)}:{page.read_text()[: match.start()].count(chr(10)) + 1}")
+        for page in dict.fromkeys(PAGES)
+        for match in BLOCK.finditer(page.read_text())
+        if match.group(1) == language
+        for text in [match.group(2)]
+    ]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A folder with a config, rows, tasks and the modules that pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVSYS_OFFLINE", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [
+        {"prompt": f"say {w}", "completion": w, "query": w, "tool_slug": w.upper()} for w in ("red", "green", "blue")
+    ]
+    for name in ("train", "val", "more"):
+        _write(tmp_path / f"data/{name}.jsonl", rows)
+    tasks = [
+        {
+            "task_id": w,
+            "instruction": f"say {w}",
+            "verifier": {"fn_name": "exact_match", "expected": w},
+            "metadata": {"toolkit": w},
+        }
+        for w in ("red", "green")
+    ]
+    for folder in ("data/val", "data/test", "data/benchmark/colours"):
+        _write(tmp_path / folder / "tasks.jsonl", tasks)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(BASE))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if not name.startswith("evsys_sdk"):
+            del sys.modules[name]
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _grafted(fragment: dict[str, Any]) -> dict[str, Any]:
+    """The small config with the fragment set in where its keys belong."""
+    config: dict[str, Any] = json.loads(json.dumps(BASE))
+    keys = set(fragment)
+    if keys <= set(ExperimentConfig.model_fields):
+        if keys & {"matrix", "runs", "base_run"}:
+            del config["run"]
+        return {**config, **fragment}
+    for model, path in ((RunConfig, ["run"]), (DataConfig, ["run", "data"]), (EvalConfig, ["run", "eval"])):
+        if keys <= set(model.model_fields):
+            target = config
+            for part in path:
+                target = target.setdefault(part, {})
+            target.update(fragment)
+            return config
+    raise AssertionError(f"keys {sorted(keys)} belong to no part of a config")
+
+
+def _prepare(page: Path, folder: Path) -> None:
+    """Write the modules that the page names, and run the shell blocks that make its files."""
+    for match in BLOCK.finditer(page.read_text()):
+        if match.group(1) == "bash" and match.group(2).startswith("printf"):
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            subprocess.run(["bash", "-ec", match.group(2)], cwd=folder, env={**os.environ, "PATH": path}, check=True)
+        named = re.match(r"# file: (\S+)\n", match.group(2))
+        if match.group(1) == "python" and named:
+            path = folder / named.group(1)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(match.group(2))
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("yaml"))
+def test_a_yaml_block_validates(page, text, world):
+    _prepare(page, world)
+    document = parse_document(text, page.name)
+    config = document.data if "name" in document.data and "run" in document.data else _grafted(document.data)
+    (world / "page.yaml").write_text(yaml.safe_dump(config))
+    validate_yaml(world / "page.yaml", deep=True)
+
+
+@pytest.mark.parametrize("page", dict.fromkeys(p.values[0] for p in blocks("python")), ids=lambda p: p.name)
+def test_python_blocks_of_a_page_run(page, world):
+    _prepare(page, world)
+    names: dict[str, Any] = {"__name__": "page"}
+    for match in BLOCK.finditer(page.read_text()):
+        if match.group(1) == "python" and not match.group(2).startswith("# file:"):
+            line = page.read_text()[: match.start()].count("\n") + 1
+            exec(compile("\n" * line + match.group(2), str(page), "exec"), names)
+        elif match.group(1) == "python":
+            exec(
+                compile(match.group(2), str(page), "exec"), {"__name__": match.group(2).split()[2].removesuffix(".py")}
+            )
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("bash") + blocks("console"))
+def test_command_lines_parse(page, text):
+    for line in text.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True) if re.match(r"(\$ )?evsys ", line) else []
+        if words:
+            build_parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_an_example_config_validates_deeply_and_strictly(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    validate_yaml(path, deep=True, strict=True)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in dict.fromkeys(PAGES):
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_the_quickstarts_data_is_what_its_script_makes(tmp_path, monkeypatch):
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("make_data", ROOT / "examples/quickstart/make_data.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    module.main()
+    committed = ROOT / "examples/quickstart/data"
+    for path in tmp_path.rglob("*.jsonl"):
+        assert path.read_bytes() == (committed / path.relative_to(tmp_path)).read_bytes()
+    train = {json.loads(line)["query"] for line in (committed / "train.jsonl").read_text().splitlines()}
+    for split in ("val", "test"):
+        tasks = {
+            json.loads(line)["instruction"] for line in (committed / split / "tasks.jsonl").read_text().splitlines()
+        }
+        assert len(tasks) == 48 and not tasks & train
