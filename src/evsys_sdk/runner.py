@@ -7,6 +7,7 @@ between (bad rows, a backend that does not come up, a crash, Ctrl-C), a valid re
 from __future__ import annotations
 
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from evsys_sdk.data.rows import LoadedRows
@@ -28,11 +29,11 @@ def execute_run(plan: RunPlan) -> RunResult:
             result = _run(bench)
         except (KeyboardInterrupt, Cancelled) as exc:
             plan.stop.set()
-            result = RunResult(run_id=plan.run_id, status="cancelled", error=str(exc) or "interrupted")
+            result = replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
         except Exception as exc:
             bench.record.traceback = traceback.format_exc()
             error = str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
-            result = RunResult(run_id=plan.run_id, status="failed", error=error)
+            result = replace(bench.result, status="failed", error=error)
         result.extras["evals"] = bench.record.evals
         bench.announce_end(result)
         return bench.record.write(result, unread=bench.unread_settings())
@@ -57,21 +58,20 @@ def _run(bench: Workbench) -> RunResult:
 def _train_and_score(bench: Workbench, ctx: RunContext, stages: list[tuple[str | None, LoadedRows]]) -> RunResult:
     """Train each stage from the weights of the one before and score after each; usually there is one stage."""
     hooks = _hooks(bench, ctx)
-    result = RunResult(run_id=bench.plan.run_id, status="completed")
     for number, (name, loaded) in enumerate(stages, 1):
         ctx.stage = name
         ctx.extras.update(train_rows=loaded.rows, n_train_rows=len(loaded.rows))
         bench.announce_start()
         hooks.begin_stage(name)
         trained = bench.algorithm().train(ctx)
-        result = _merge(result, trained, name)
+        bench.result = _merge(bench.result, trained, name)
         if trained.status != "completed":
             break
-        result.metrics.update(score_after_training(bench, hooks, trained, loaded.rows))
+        bench.result.metrics.update(score_after_training(bench, hooks, trained, loaded.rows))
         ctx.start_from = trained.artifacts.get("final_checkpoint")
         if ctx.start_from is None and number < len(stages):
             raise BackendError(f"stage {name!r} left no resumable state, so the next stage cannot start from it")
-    return result
+    return bench.result
 
 
 def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:

@@ -82,6 +82,21 @@ def test_a_signal_cancels_the_run_and_leaves_a_valid_record(project, minimal_run
     assert record["status"] == "cancelled" and "r0: cancelled" in out
 
 
+def test_what_was_trained_stays_in_the_record_when_scoring_is_interrupted(project, minimal_run):
+    project.write_tasks()
+    slow = minimal_run(backend__params={"latency_ms": 400}, algorithm__params={"max_steps": 1})
+    entry = {"name": "colours", "path": "bench", "num_samples": 8}
+    process = project.start(
+        "run", project.config(run=slow, metadata={"benchmark": [{**entry, "name": f"b{i}"} for i in range(9)]})
+    )
+    _wait_for(lambda: (project.root / "outputs/r0/logs/artifacts.jsonl").exists())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    record = project.record()
+    assert record["status"] == "cancelled" and record["metrics"]["steps"] == 1
+    assert record["artifacts"]["final_checkpoint"]
+
+
 def test_a_second_process_on_the_run_directory_is_refused_and_a_dead_one_does_not_block(project, minimal_run):
     slow = minimal_run(backend__params={"latency_ms": 30}, algorithm__params={"max_steps": 2000})
     path = project.config(run=slow)

@@ -55,6 +55,8 @@ class Workbench:
 
     plan: RunPlan
     record: RunRecord
+    result: RunResult
+    """What the run has come to so far: what was trained stays in the record even if scoring is interrupted."""
     parts: Parts = field(default_factory=Parts)
     handles: dict[str, Any] = field(default_factory=dict)
     """What the backend's `prepare` gave."""
@@ -65,7 +67,8 @@ class Workbench:
     def for_plan(cls, plan: RunPlan, run_dir: Path) -> Workbench:
         forget(plan.run)
         folder = source_of(plan.experiment).folder
-        return cls(plan, RunRecord(plan.experiment, plan.run, plan.run_id, run_dir, folder=folder))
+        record = RunRecord(plan.experiment, plan.run, plan.run_id, run_dir, folder=folder)
+        return cls(plan, record, RunResult(run_id=plan.run_id, status="completed"))
 
     def log_store(self) -> StoppableLogStore:
         spec = self.plan.experiment.log_store
