@@ -14,7 +14,7 @@ from typing import Any
 
 from evsys_sdk import registry
 from evsys_sdk.config.files import load_yaml
-from evsys_sdk.config.models import BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
+from evsys_sdk.config.models import SCHEMA_VERSION, BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
 from evsys_sdk.config.project import import_extensions, search_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.errors import ConfigError, EvsysError, Problem, UnknownKind
@@ -174,6 +174,9 @@ def ignored_settings(config: ExperimentConfig) -> list[Problem]:
         for index, run in enumerate(config.all_runs())
         for path, why in _ignored_in_run(run)
     ]
+    if config.version > SCHEMA_VERSION:
+        why = f"this SDK reads schema version {SCHEMA_VERSION}; what came later is not known to it"
+        found.append(Problem(path="version", value=config.version, message=f"unread setting: {why}"))
     unique = {(p.path, p.message): p for p in found}
     return [source.located(problem) for problem in unique.values()]
 

@@ -55,7 +55,7 @@ BROKEN = {
     "unknown run key": ("  seed: 1", "  sede: 1", 19, ["run.sede", "closest: seed"]),
     "wrong type": ("seed: 1", "seed: soon", 19, ["run.seed", "'soon'", "whole number"]),
     "negative seed": ("seed: 1", "seed: -1", 19, ["run.seed", "-1"]),
-    "future version": ("version: 1", "version: 3", 1, ["version", "must be one of 1"]),
+    "version that is none": ("version: 1", "version: one", 1, ["version", "'one'", "whole number"]),
     "unknown algorithm": ("kind: sft", "kind: stf", 28, ["run.algorithm.kind", "'stf' is not an algorithm", "closest: sft"]),
     "unknown backend": ("kind: mock\n    params: { lat", "kind: mokc\n    params: { lat", 33, ["run.backend.kind", "closest: mock"]),
     "unknown param": ("learning_rate", "learning_rat", 30, ["run.algorithm.params.learning_rat", "closest: learning_rate", "evsys schema algorithm sft"]),

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from evsys_sdk.config.reading import Tracked
 
 JsonDict = dict[str, Any]
+SCHEMA_VERSION = 1
 
 
 class Strict(Tracked, BaseModel):
@@ -228,6 +229,18 @@ class Metadata(Strict):
     success_metric: Annotated[SuccessMetric | None, BeforeValidator(_as_success_metric)] = None
     benchmark: Annotated[list[BenchmarkEntry], BeforeValidator(_as_list)] = Field(default_factory=list)
 
+    def __getitem__(self, key: str) -> Any:
+        """The reference calls metadata a dict, and it can be read like one."""
+        if key not in self:
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in type(self).model_fields or key in (self.model_extra or {})
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return getattr(self, key) if key in self else default
+
     @model_validator(mode="after")
     def _distinct_benchmarks(self) -> Metadata:
         keys = [(entry.role, entry.label) for entry in self.benchmark]
@@ -248,7 +261,8 @@ class MatrixSpec(Strict):
 class ExperimentConfig(Strict):
     """The root of the YAML."""
 
-    version: Literal[1] = 1
+    version: int = Field(default=SCHEMA_VERSION, ge=1)
+    """Of the schema; advisory. A newer one than this SDK knows is reported."""
     name: Name
     description: str = ""
     output_dir: Name = "./outputs"

@@ -47,7 +47,7 @@ def test_all_mistakes_come_at_once_with_line_value_and_nearest_word(load):
         ("    runs: []\n", "exactly one of run, runs, matrix|at least 1"),
         ("    n_repeats: 0\n", "n_repeats = 0"),
         ("    base_run: {}\n", "base_run belongs to matrix"),
-        ("    version: 2\n", "must be one of 1"),
+        ("    version: 0\n", "version = 0"),
         ("    metadata: { success_metric: { name: a, mode: up } }\n", "must be one of max, min"),
         ("    metadata: { benchmark: { run_every: 5 } }\n", "needs `id`, `name` or `path`"),
         ("    metadata: { benchmark: [{name: a, split: val, tags: [test]}] }\n", "split and tags disagree"),
@@ -129,3 +129,18 @@ def test_a_file_that_is_no_mapping_is_one_readable_problem(load, text):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: 1 problem\n  \(file\)   no such file"):
         load_yaml(tmp_path / "nowhere.yaml")
+
+
+def test_metadata_reads_like_the_dict_that_the_reference_calls_it(load):
+    metadata = load(BASE + "    metadata: { hypothesis: h, budget: 3 }\n").metadata
+    assert metadata["hypothesis"] == "h" and metadata["budget"] == 3 and metadata.get("client", "none") == "none"
+    assert "budget" in metadata and "client" not in metadata
+    with pytest.raises(KeyError):
+        metadata["client"]
+
+
+def test_a_newer_schema_version_is_reported(load):
+    from evsys_sdk.preflight import ignored_settings
+
+    (problem,) = ignored_settings(load(BASE + "    version: 2\n"))
+    assert problem.path == "version" and problem.line == 7 and "schema version 1" in problem.message
