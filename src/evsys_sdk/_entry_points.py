@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 
+from evsys_sdk.errors import FOREIGN
 from evsys_sdk.logs import get_logger
 from evsys_sdk.registry import Registry
 
@@ -44,7 +45,7 @@ def _load_one(registry: Registry, point: EntryPoint) -> None:
         target = point.load()
         if registry.entries.get(point.name) is None or registry.entries[point.name].target is not target:
             registry.register(point.name)(target)
-    except Exception as exc:
+    except FOREIGN as exc:
         reason = f"{type(exc).__name__}: {exc}"
         registry.broken[point.name] = reason
         get_logger(__name__).warning(

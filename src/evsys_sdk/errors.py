@@ -118,6 +118,10 @@ class DashboardClientError(EvsysError):
         self.status = status
 
 
+FOREIGN = (Exception, SystemExit)
+"""What foreign code may throw at us: `sys.exit()` in a plugin is its failure, not the end of ours."""
+
+
 @contextmanager
 def blame(error: type[EvsysError], what: str) -> Iterator[None]:
     """Run foreign code; what it raises comes out as `error`, saying whose code it was."""
@@ -125,7 +129,7 @@ def blame(error: type[EvsysError], what: str) -> Iterator[None]:
         yield
     except EvsysError:
         raise
-    except Exception as exc:
+    except FOREIGN as exc:
         raise error(f"{what} failed: {type(exc).__name__}: {exc}") from exc
 
 

@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from evsys_sdk import registry
 from evsys_sdk.atomic import write_json
-from evsys_sdk.config.files import load_yaml, plain, refuse_shared_names
+from evsys_sdk.config.document import Document
+from evsys_sdk.config.files import load_yaml, parse_config, plain, refuse_shared_names
 from evsys_sdk.config.matrix import expanded
 from evsys_sdk.config.models import ExperimentConfig, RunConfig
 from evsys_sdk.config.names import directory_name
@@ -29,6 +30,7 @@ from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.conclusion import Conclusion, conclude
+from evsys_sdk.record.run_dir import hold
 from evsys_sdk.record.run_record import eval_summary
 from evsys_sdk.runner import RunPlan, execute_run
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
@@ -61,6 +63,8 @@ class ExperimentResult:
     output_dir: Path
     seconds: float = 0.0
     unread_settings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What went wrong beside the runs: hooks of callbacks at the experiment's start and end."""
 
     @property
     def best_arm(self) -> str | None:
@@ -90,8 +94,13 @@ class Experiment:
         self.check(strict=options.strict)
         config = self.config
         forget(config)
-        output_dir = _made(Path(config.output_dir) / "dry" if options.dry else Path(config.output_dir))
-        parts = Parts()
+        base = Path(config.output_dir).expanduser()
+        output_dir = _made(base / "dry" if options.dry else base)
+        with hold(output_dir / f".{directory_name(config.name)}.lock", f"experiment {config.name!r} in {output_dir}"):
+            return self._run(options, output_dir, started)
+
+    def _run(self, options: RunOptions, output_dir: Path, started: float) -> ExperimentResult:
+        config, parts = self.config, Parts()
         callbacks = self._callbacks(parts, options.watchers)
         stop = StopFlag()
         plans = self._plans(output_dir, options, callbacks, stop)
@@ -105,7 +114,8 @@ class Experiment:
         result = ExperimentResult(name=config.name, runs=results, conclusion=self.conclusion, output_dir=output_dir)
         callbacks.on_experiment_end(results)
         result.seconds = time.monotonic() - started
-        self._record(result, parts)
+        result.warnings = callbacks.errors_of("")
+        self._record(result, parts, options)
         return result
 
     def check(self, *, strict: bool = False) -> None:
@@ -126,6 +136,8 @@ class Experiment:
         self, output_dir: Path, options: RunOptions, callbacks: CallbackList, stop: StopFlag
     ) -> list[tuple[str, RunPlan]]:
         steps = [limit for limit in (options.max_steps, DRY_STEPS if options.dry else None) if limit is not None]
+        ignored = tuple(problem.path for problem in ignored_settings(self.config))
+        forget(self.config)  # looking for ignored settings is not reading them
         return [
             (
                 arm.name,
@@ -138,13 +150,14 @@ class Experiment:
                     stop=stop,
                     max_steps=min(steps, default=None),
                     max_tasks=DRY_TASKS if options.dry else None,
+                    ignored=ignored,
                 ),
             )
             for index, arm in enumerate(self.config.all_runs())
             for run in seeds_of(arm, repeats=self.config.n_repeats, base_seed=self.config.base_seed)
         ]
 
-    def _record(self, result: ExperimentResult, parts: Parts) -> None:
+    def _record(self, result: ExperimentResult, parts: Parts, options: RunOptions) -> None:
         config = self.config
         facts = {
             "experiment": config.name,
@@ -153,10 +166,11 @@ class Experiment:
             "parent_experiment_id": config.parent_experiment_id,
             "tags": config.metadata.tags,
             "hypothesis": config.metadata.hypothesis,
+            "options": {"max_steps": options.max_steps, "dry": options.dry, "strict": options.strict},
         }
         _ = config.imports  # read when extensions were imported, before the notes were cleared
-        top = [path for path in unread(config) if not path.startswith(("run.", "runs["))]
-        own = dict.fromkeys([*top, *parts.unread()])
+        top = [path for path in unread(config) if not path.startswith(("run.", "runs["))] if result.completed else []
+        own = dict.fromkeys([*top, *parts.unread()] if result.completed else [])
         result.unread_settings = list(
             dict.fromkeys([*own, *(path for run in result.runs for path in run.extras.get("unread_settings", []))])
         )
@@ -199,9 +213,10 @@ def _isolated(plan: RunPlan) -> RunResult:
     try:
         return execute_run(plan)
     except RunLocked as exc:  # the directory is another process's: nothing may be written into it
-        return RunResult(run_id=plan.run_id, status="failed", error=str(exc))
-    except (EvsysError, OSError) as exc:
-        return RunResult(run_id=plan.run_id, status="failed", error=f"the run's record could not be kept: {exc}")
+        return RunResult(run_id=plan.run_id, status="failed", error=str(exc), extras={"run_name": plan.run.name})
+    except Exception as exc:
+        error = f"the run's record could not be kept: {exc}"
+        return RunResult(run_id=plan.run_id, status="failed", error=error, extras={"run_name": plan.run.name})
 
 
 def summarise(result: ExperimentResult) -> dict[str, Any]:
@@ -214,6 +229,7 @@ def summarise(result: ExperimentResult) -> dict[str, Any]:
         "conclusion": result.conclusion.text,
         "arms": [asdict(arm) for arm in result.conclusion.arms],
         "unread_settings": result.unread_settings,
+        "warnings": result.warnings,
         "runs": [
             {
                 "run_id": run.run_id,
@@ -229,10 +245,12 @@ def summarise(result: ExperimentResult) -> dict[str, Any]:
     }
 
 
-def run_experiment(config: ExperimentConfig | str | Path) -> list[RunResult]:
-    """Run a config, or the YAML file at a path; the results of its runs, in order."""
+def run_experiment(config: ExperimentConfig | str | Path | dict[str, Any]) -> list[RunResult]:
+    """Run a config, its settings as a dict, or the YAML file at a path; the results of its runs, in order."""
     if isinstance(config, str | Path):
         config = load_yaml(config)
+    elif isinstance(config, dict):
+        config = parse_config(Document(label="config", data=config), folder=Path.cwd())
     return Experiment(config).run().runs
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from evsys_sdk.config.files import load_yaml
 from evsys_sdk.config.models import SCHEMA_VERSION, BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
 from evsys_sdk.config.project import import_extensions, search_folders
 from evsys_sdk.config.source import source_of
-from evsys_sdk.errors import ConfigError, EvsysError, Problem, UnknownKind
+from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame
 from evsys_sdk.registry import Registry
 
 
@@ -88,7 +89,7 @@ def _log_store_blocks(block: Block) -> Iterator[Block]:
     for index, child in enumerate(children if isinstance(children, list) else []):
         if isinstance(child, dict) and isinstance(child.get("kind"), str):
             place = f"{block.place}.params.stores[{index}]"
-            params = child.get("params") or {}
+            params = child["params"] if isinstance(child.get("params"), dict) else {}
             yield from _log_store_blocks(
                 Block(place=place, registry=registry.log_stores, kind=child["kind"], params=params)
             )
@@ -122,6 +123,9 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
         yield from check_block(block)
     for place, data in data_blocks(run):
         yield from _check_data(data, place, config)
+    start = run.model.load_checkpoint_path
+    if start is not None and "://" not in start and not Path(start).exists():
+        yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
 
 
 def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[Problem]:
@@ -136,12 +140,19 @@ def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[
         elif data.source_kind in ("jsonl", "json") and not check_block(
             _block("data_store", registry.data_stores, config.data_store)
         ):
-            store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
-            find_path(str(data.path), store=store, folders=folders)
+            with blame(DataError, f"data store {config.data_store.kind!r}"):
+                store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
+                find_path(str(data.path), store=store, folders=folders)
+        elif data.source_kind == "hf_dataset" and find_spec("datasets") is None:
+            raise DataError("an hf_dataset needs datasets: pip install 'evsys-sdk[local]'")
     except EvsysError as exc:
-        key = "dataset_id" if data.dataset_id else "dataset_name" if ref else "path"
-        return [Problem(path=f"{place}.{key}", message=str(exc), value=ref or data.path)]
+        key = "dataset_id" if data.dataset_id else "dataset_name" if ref else _source_key(data)
+        return [Problem(path=f"{place}.{key}", message=str(exc), value=getattr(data, key))]
     return []
+
+
+def _source_key(data: DataConfig) -> str:
+    return "hf_dataset" if data.source_kind == "hf_dataset" else "path"
 
 
 def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig) -> list[Problem]:
@@ -172,7 +183,7 @@ def ignored_settings(config: ExperimentConfig) -> list[Problem]:
     found = [
         Problem(path=source.in_run(index, path), message=f"unread setting: {why}")
         for index, run in enumerate(config.all_runs())
-        for path, why in _ignored_in_run(run)
+        for path, why in (*_ignored_in_run(run), *_overridden_seed(run, config))
     ]
     if config.version > SCHEMA_VERSION:
         why = f"this SDK reads schema version {SCHEMA_VERSION}; what came later is not known to it"
@@ -194,6 +205,11 @@ def _ignored_in_run(run: RunConfig) -> Iterator[tuple[str, str]]:
     inference = run.eval.inference
     if inference and inference.kind in ("mock", "local", "tinker") and inference.kind != run.backend.kind:
         yield "eval.inference.kind", f"the weights live on backend {run.backend.kind!r} and are sampled there"
+
+
+def _overridden_seed(run: RunConfig, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+    if config.base_seed is not None and "seed" in run.model_fields_set:
+        yield "seed", "base_seed is set"
 
 
 def _ignored_in_data(data: DataConfig) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from evsys_sdk.errors import ConfigError, DuplicateKind, Problem, UnknownKind, closest, not_known
+from evsys_sdk.errors import FOREIGN, ConfigError, DuplicateKind, Problem, UnknownKind, closest, not_known
 
 T = TypeVar("T")
 
@@ -104,7 +104,8 @@ class Registry:
 
     def schema(self, name: str) -> dict[str, Any]:
         """JSON schema of the extension's params; an empty closed object where it takes none."""
-        config = config_model(self.get(name)) or config_model(self.adapted(name))
+        target = self.get(name)
+        config = config_model(target) or config_model(self.adapted(name)) or _signature_model(name, target)
         if config is None:
             return {"title": name, "type": "object", "properties": {}, "additionalProperties": False}
         from evsys_sdk.config.schema import described_schema
@@ -139,6 +140,26 @@ def config_model(target: Any) -> Any | None:
     return config if config is not None and hasattr(config, "model_json_schema") else None
 
 
+def _signature_model(name: str, target: Any) -> Any | None:
+    """The arguments of a class without `Config` as a model, so that its schema tells what it takes."""
+    from pydantic import ConfigDict, create_model
+
+    if not inspect.isclass(target) or target.__init__ is object.__init__:
+        return None
+    fields = {
+        parameter.name: (
+            Any
+            if isinstance(parameter.annotation, str) or parameter.annotation is parameter.empty
+            else parameter.annotation,
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
+        for parameter in inspect.signature(target).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return create_model(name, __config__=config, **fields) if fields else None  # type: ignore[call-overload]
+
+
 def check_params(target: Any, params: dict[str, Any]) -> list[Problem]:
     """What is wrong with `params` for this extension; paths are relative to the params block."""
     config = config_model(target)
@@ -153,7 +174,19 @@ def check_params(target: Any, params: dict[str, Any]) -> list[Problem]:
         config.model_validate(params)
     except ValidationError as exc:
         problems += [p for p in problems_of(exc, config) if p.path not in {q.path for q in problems}]
-    return problems
+    except FOREIGN as exc:
+        problems.append(Problem(path="", message=f"its Config raised {type(exc).__name__}: {exc}"))
+    return problems + _truths_for_numbers(config, params)
+
+
+def _truths_for_numbers(config: Any, params: dict[str, Any]) -> list[Problem]:
+    # pydantic takes `true` for 1, and nobody who writes max_steps: true means that.
+    numbers = (int, float, int | None, float | None)
+    return [
+        Problem(path=key, value=value, message="must be a number, not true or false")
+        for key, value in params.items()
+        if isinstance(value, bool) and key in config.model_fields and config.model_fields[key].annotation in numbers
+    ]
 
 
 def _unknown_keys(config: Any, params: dict[str, Any]) -> list[Problem]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from evsys_sdk.data.rows import LoadedRows
-from evsys_sdk.errors import BackendError, Cancelled, EvsysError
-from evsys_sdk.protocols import RunContext, RunResult
+from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, EvsysError, not_known
+from evsys_sdk.protocols import RunContext, RunResult, RunStatus
 from evsys_sdk.record.run_dir import open_run_dir
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
 from evsys_sdk.running.live import LoopHooks
@@ -23,20 +23,30 @@ from evsys_sdk.training.render import ChatRenderer
 
 def execute_run(plan: RunPlan) -> RunResult:
     """Carry out one run and leave its record."""
-    with open_run_dir(plan.run_dir) as run_dir, plan.stop.working():
+    with open_run_dir(plan.run_dir) as run_dir:
         bench = Workbench.for_plan(plan, run_dir)
-        try:
-            result = _run(bench)
-        except (KeyboardInterrupt, Cancelled) as exc:
-            plan.stop.set()
-            result = replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
-        except Exception as exc:
-            bench.record.traceback = traceback.format_exc()
-            error = str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
-            result = replace(bench.result, status="failed", error=error)
-        result.extras["evals"] = bench.record.evals
-        bench.announce_end(result)
-        return bench.record.write(result, unread=bench.unread_settings())
+        with plan.stop.working():
+            result = _outcome(bench)
+            result.extras["evals"] = bench.record.evals
+            try:
+                bench.announce_end(result)
+            except (KeyboardInterrupt, Cancelled) as exc:
+                result = replace(result, status="cancelled", error=str(exc) or "interrupted")
+        # Outside `working`: no signal interrupts the writing of the record.
+        return bench.record.write(result, unread=bench.unread_settings() if result.status == "completed" else [])
+
+
+def _outcome(bench: Workbench) -> RunResult:
+    """The run's result, whatever happened to it; what it had come to by then is kept."""
+    try:
+        return _run(bench)
+    except (KeyboardInterrupt, Cancelled) as exc:
+        bench.plan.stop.set()
+        return replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
+    except FOREIGN as exc:
+        bench.record.traceback = traceback.format_exc()
+        error = str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
+        return replace(bench.result, status="failed", error=error)
 
 
 def _run(bench: Workbench) -> RunResult:
@@ -50,9 +60,9 @@ def _run(bench: Workbench) -> RunResult:
         try:
             return _train_and_score(bench, ctx, stages)
         finally:
-            backend.teardown(bench.handles)
+            bench.tidy("backend teardown", lambda: backend.teardown(bench.handles))
     finally:
-        log_store.close()
+        bench.tidy("closing the log store", log_store.close)
 
 
 def _train_and_score(bench: Workbench, ctx: RunContext, stages: list[tuple[str | None, LoadedRows]]) -> RunResult:
@@ -64,7 +74,7 @@ def _train_and_score(bench: Workbench, ctx: RunContext, stages: list[tuple[str |
         bench.announce_start()
         hooks.begin_stage(name)
         trained = bench.algorithm().train(ctx)
-        bench.result = _merge(bench.result, trained, name)
+        bench.result = _merge(bench, trained, name)
         if trained.status != "completed":
             break
         bench.result.metrics.update(score_after_training(bench, hooks, trained, loaded.rows))
@@ -86,19 +96,38 @@ def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:
     )
     hooks = LoopHooks(ctx, plan.callbacks, scoring, plan.stop)
     ctx.hooks, ctx.rollouts = hooks, scoring.engine
-    bench.record.evals = hooks.results  # the same list: what was scored before a crash stays in the record
+    # The same objects: what was scored before a crash stays in the record.
+    bench.record.evals, bench.record.benchmarks = hooks.results, scoring.loaded
     return hooks
 
 
-def _merge(so_far: RunResult, trained: Any, stage: str | None) -> RunResult:
+def _merge(bench: Workbench, trained: Any, stage: str | None) -> RunResult:
+    """The run's result with that of another stage; what an algorithm may not return is refused or left out aloud."""
     if not isinstance(trained, RunResult):
         raise EvsysError(f"the algorithm's train() must return a RunResult, not {type(trained).__name__}")
-    prefix = f"{stage}/" if stage else ""
+    if trained.status not in get_args(RunStatus):
+        raise EvsysError(f"the algorithm's RunResult: {not_known(str(trained.status), 'status', get_args(RunStatus))}")
+    so_far, prefix = bench.result, f"{stage}/" if stage else ""
+    numbers = {
+        prefix + str(key): number for key, value in trained.metrics.items() if (number := as_number(value)) is not None
+    }
+    for key, value in trained.metrics.items():
+        if as_number(value) is None:
+            bench.record.warnings.append(f"metric {key!r} is no number but {type(value).__name__}, and was left out")
     return RunResult(
         run_id=so_far.run_id,
         status=trained.status,
-        metrics={**so_far.metrics, **{prefix + key: value for key, value in trained.metrics.items()}},
-        artifacts={**so_far.artifacts, **trained.artifacts},
+        metrics={**so_far.metrics, **numbers},
+        artifacts={**so_far.artifacts, **{str(key): str(value) for key, value in trained.artifacts.items()}},
         error=trained.error,
         extras={**so_far.extras, **trained.extras},
     )
+
+
+def as_number(value: Any) -> float | None:
+    """`value` as a float (whole numbers stay whole); None for what is no number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if isinstance(value, str) else value if isinstance(value, int) else number

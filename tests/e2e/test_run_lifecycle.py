@@ -103,7 +103,7 @@ def test_a_second_process_on_the_run_directory_is_refused_and_a_dead_one_does_no
     first = project.start("run", path)
     _wait_for(lambda: (project.root / "outputs/r0/logs/metrics.jsonl").exists())
     second = project.evsys("run", path)
-    assert second.returncode == 2
+    assert second.returncode == 1
     assert f"is in use by process {first.pid}" in second.stdout + second.stderr
     first.kill()
     first.communicate(timeout=30)

@@ -128,6 +128,36 @@ def test_schema_is_the_configs_own_or_an_empty_object():
     }
 
 
+def test_a_class_without_config_has_the_schema_of_its_signature():
+    class Signed:
+        def __init__(self, size: int, depth: float = 0.5): ...
+
+    gadgets = _registry()
+    gadgets.register("signed")(Signed)
+    schema = gadgets.schema("signed")
+    assert set(schema["properties"]) == {"size", "depth"} and schema["required"] == ["size"]
+
+
+def test_true_is_not_taken_for_a_number():
+    assert [p.path for p in registry.check_params(Plain, {"n": True})] == ["n"]
+
+
+def test_a_config_that_raises_is_a_problem_not_a_crash():
+    from pydantic import field_validator
+
+    class Raises:
+        class Config(BaseModel):
+            n: int = 1
+
+            @field_validator("n")
+            @classmethod
+            def _look(cls, value):
+                return {}["missing"]
+
+    (problem,) = registry.check_params(Raises, {"n": 2})
+    assert "KeyError" in problem.message
+
+
 def test_a_broken_entry_point_is_reported_and_skipped(monkeypatch, tmp_path):
     (tmp_path / "their_package.py").write_text("class Good: ...\n")
     (tmp_path / "their_broken.py").write_text("raise RuntimeError('no GPU here')\n")

@@ -69,7 +69,9 @@ def print_schema(args: argparse.Namespace) -> int:
 
 def _import_from(config: str | None) -> None:
     if config is not None:
+        from evsys_sdk.cli.streams import prints_to_stderr
         from evsys_sdk.config.files import load_yaml
         from evsys_sdk.config.project import import_extensions
 
-        import_extensions(load_yaml(config))
+        with prints_to_stderr():
+            import_extensions(load_yaml(config))

@@ -33,25 +33,37 @@ def _positive(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from evsys_sdk.atomic import to_json, write_json
+    from evsys_sdk.atomic import to_json
     from evsys_sdk.cli.progress import progress_display
+    from evsys_sdk.cli.streams import check_result_path, prints_to_stderr, write_result
+    from evsys_sdk.cli.validate import print_problems
     from evsys_sdk.errors import ConfigError
     from evsys_sdk.experiment import Experiment, RunOptions, strict_problems, summarise
 
-    experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
-    with progress_display(sys.stderr, live=not args.json) as watcher:
-        options = RunOptions(max_steps=args.steps, dry=args.dry, strict=args.strict, watchers=[watcher])
-        result = experiment.run(options)
-    summary = summarise(result)
     if args.output:
-        write_json(args.output, summary)
+        check_result_path(args.output)
+    try:
+        experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
+        with prints_to_stderr(), progress_display(sys.stderr, live=not args.json) as watcher:
+            options = RunOptions(max_steps=args.steps, dry=args.dry, strict=args.strict, watchers=[watcher])
+            result = experiment.run(options)
+    except ConfigError as exc:
+        if not args.json:
+            raise
+        print_problems(args.path, exc)
+        return EXIT_BAD_INPUT
+    summary = to_json(summarise(result), indent=2)
+    if args.output:
+        write_result(args.output, summary + "\n")
     if args.json:
-        print(to_json(summary, indent=2))
+        print(summary)
     else:
         from evsys_sdk.cli.summary import print_summary
 
         print_summary(result)
+    if not result.completed:
+        return EXIT_RUN_FAILED
     if args.strict and result.unread_settings:
         print(ConfigError(args.path, strict_problems(result, experiment.config)), file=sys.stderr)
         return EXIT_BAD_INPUT
-    return EXIT_OK if result.completed else EXIT_RUN_FAILED
+    return EXIT_OK

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
+
+if TYPE_CHECKING:
+    from evsys_sdk.errors import ConfigError
 
 
 def add_parser(verbs: Any) -> None:
@@ -20,15 +23,17 @@ def add_parser(verbs: Any) -> None:
 
 
 def validate(args: argparse.Namespace) -> int:
+    from evsys_sdk.cli.streams import prints_to_stderr
     from evsys_sdk.errors import ConfigError
     from evsys_sdk.preflight import ignored_settings, validate_yaml
 
     try:
-        config = validate_yaml(args.path, deep=args.deep, strict=args.strict, overrides=args.overrides)
+        with prints_to_stderr():
+            config = validate_yaml(args.path, deep=args.deep, strict=args.strict, overrides=args.overrides)
     except ConfigError as exc:
         if not args.json:
             raise
-        _print_json(False, args.path, problems=exc.problems)
+        print_problems(args.path, exc)
         return EXIT_BAD_INPUT
     runs = [run.name for run in config.all_runs()]
     ignored = ignored_settings(config)
@@ -42,6 +47,11 @@ def validate(args: argparse.Namespace) -> int:
     for problem in ignored:
         print(f"warning: line {problem.line or '?'}  {problem.path}   {problem.message}", file=sys.stderr)
     return EXIT_OK
+
+
+def print_problems(path: str, error: ConfigError) -> None:
+    """A refused config as JSON: what is wrong, and where."""
+    _print_json(False, path, problems=error.problems)
 
 
 def _print_json(ok: bool, path: str, **lists: Any) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 import yaml
 
-from evsys_sdk.errors import ConfigError, Problem
+from evsys_sdk.errors import ConfigError, Problem, shorten
 
 KeyPath = tuple[str | int, ...]
 FROM_COMMAND_LINE = 0
 """The "line" of a value that `--set` gave."""
+MAX_NODES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,8 @@ def show_path(path: KeyPath) -> str:
 
 def split_path(text: str) -> KeyPath:
     """`runs[0].data` or `runs.0.data` -> `("runs", 0, "data")`."""
-    parts = [part for part in re.split(r"\.|\[(\d+)\]", text) if part]
-    return tuple(int(part) if part.isdigit() else part for part in parts)
+    parts = [part for part in re.split(r"\.|\[([0-9]+)\]", text) if part]
+    return tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts)
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -75,6 +76,16 @@ for _name, _pattern, _first in (
 ):
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern.pattern})$"), list(_first))
 _Loader.add_implicit_resolver(_TAG + "merge", re.compile("^<<$"), ["<"])
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes what either YAML 1.1 or 1.2 would read as something else than text."""
+
+
+Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_Loader.yaml_implicit_resolvers.get(first, [])]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
 
 
 def _float(text: str) -> float:
@@ -115,8 +126,9 @@ def read_document(path: str | Path) -> Document:
 
 def parse_document(text: str, label: str = "config") -> Document:
     """Parse YAML text into data and lines."""
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise ConfigError(
@@ -127,9 +139,12 @@ def parse_document(text: str, label: str = "config") -> Document:
     except yaml.MarkedYAMLError as exc:
         raise ConfigError(label, [_syntax_problem(exc)]) from None
     except yaml.YAMLError as exc:
-        raise ConfigError(label, [Problem(path="", message=f"is not YAML: {exc}")]) from None
+        raise ConfigError(label, [Problem(path="", message=f"is not YAML: {shorten(str(exc), 200)}")]) from None
+    except RecursionError:
+        raise ConfigError(label, [Problem(path="", message="is nested too deeply")]) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if builder.problems:
         raise ConfigError(label, builder.problems)
     return Document(label=label, data=data, lines=builder.lines)
@@ -154,10 +169,14 @@ class _Builder:
         self.label = label
         self.lines: dict[KeyPath, int] = {}
         self.problems: list[Problem] = []
+        self.count = 0
 
     def build(self, node: yaml.Node, path: KeyPath, above: frozenset[int]) -> Any:
         line = node.start_mark.line + 1
         self.lines.setdefault(path, line)
+        self.count += 1
+        if self.count > MAX_NODES:  # aliases of aliases can unfold without end
+            raise ConfigError(self.label, [Problem(path="", message=f"unfolds into more than {MAX_NODES:,} values")])
         if id(node) in above:
             self._complain(path, "refers to itself", line)
             return None

@@ -19,6 +19,7 @@ from evsys_sdk.atomic import write_text
 from evsys_sdk.config.document import (
     FROM_COMMAND_LINE,
     Document,
+    Dumper,
     KeyPath,
     parse_value,
     read_document,
@@ -113,11 +114,11 @@ def _existing_path(data: Any, path: KeyPath) -> KeyPath:
 
 def plain(config: BaseModel) -> dict[str, Any]:
     """The settings as plain data, only those that were given; taking them does not count as reading them."""
-    return BaseModel.model_dump(config, exclude_unset=True, mode="json")
+    return BaseModel.model_dump(config, exclude_unset=True)
 
 
 def to_yaml(config: BaseModel) -> str:
-    text: str = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, width=110)
+    text: str = yaml.dump(plain(config), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text
 
 

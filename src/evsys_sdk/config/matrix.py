@@ -91,7 +91,11 @@ def _cells(config: ExperimentConfig, found: _Found) -> Iterator[Cell]:
         values = {axis: matrix.axes[axis][pick] for axis, pick in zip(matrix.axes, picks, strict=True)}
         run = copy.deepcopy(base)
         for axis, value in values.items():
-            set_dotted(run, split_path(axis), copy.deepcopy(value))
+            try:
+                set_dotted(run, split_path(axis), copy.deepcopy(value))
+            except (IndexError, TypeError, AttributeError, ValueError):
+                found.add(("matrix", "axes", axis), "does not fit the base run: there is nothing there to set it in")
+                return
         run["name"] = _cell_name(base_name, values, run, matrix.name_template, found)
         axes: dict[KeyPath, KeyPath] = {
             split_path(axis): ("matrix", "axes", axis, pick) for axis, pick in zip(values, picks, strict=True)
@@ -117,7 +121,7 @@ def _check_axes(axes: dict[str, list[Any]], found: _Found) -> None:
         place = ("matrix", "axes", axis)
         if not values:
             found.add(place, "has no values; an empty axis makes no runs")
-        problem = unknown_axis(split_path(axis))
+        problem = unknown_axis(split_path(axis)) or _overlap(axis, axes)
         if problem:
             found.add(place, problem)
         size *= max(len(values), 1)
@@ -125,8 +129,20 @@ def _check_axes(axes: dict[str, list[Any]], found: _Found) -> None:
         found.add(("matrix", "axes"), f"makes {size:,} runs; the limit is {MAX_CELLS:,}")
 
 
+def _overlap(axis: str, axes: dict[str, list[Any]]) -> str | None:
+    """Two axes of which one lies inside the other would undo each other's values."""
+    path = split_path(axis)
+    for other in axes:
+        inside = split_path(other)
+        if other != axis and inside[: len(path)] == path:
+            return f"axis {other!r} lies inside it; one would undo the other"
+    return None
+
+
 def unknown_axis(path: KeyPath) -> str | None:
     """Why no setting of a run can stand at `path`; below `params` anything goes until deep validation."""
+    if not path:
+        return "is no path to a setting"
     if path == ("name",):
         return "names are made from the axes; use name_template"
     for end in range(1, len(path) + 1):

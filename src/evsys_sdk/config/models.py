@@ -32,6 +32,8 @@ class Params(Tracked, BaseModel):
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be empty")
+    if any(ord(letter) < 32 or 0xD800 <= ord(letter) <= 0xDFFF for letter in text):
+        raise ValueError("must be plain text without control characters")
     return text
 
 

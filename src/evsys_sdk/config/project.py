@@ -13,7 +13,7 @@ from pathlib import Path
 from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.source import Source, source_of
 from evsys_sdk.constants import WORKSPACE_DIR
-from evsys_sdk.errors import ConfigError, EvsysError, Problem
+from evsys_sdk.errors import FOREIGN, ConfigError, EvsysError, Problem
 from evsys_sdk.logs import get_logger
 
 
@@ -42,7 +42,7 @@ def import_extensions(config: ExperimentConfig) -> None:
     for index, name in enumerate(names):
         try:
             _import_from(folders, name)
-        except Exception as exc:
+        except FOREIGN as exc:
             get_logger(__name__).debug("import of %s failed\n%s", name, traceback.format_exc())
             problems.append(Problem(path=f"imports[{index}]", value=name, message=_why(name, exc, folders)))
     if problems:
@@ -73,7 +73,7 @@ def _forget_other_project(folders: list[Path], top: str) -> None:
     sys.path.insert(0, str(here.parent.parent if here.name == "__init__.py" else here.parent))
 
 
-def _why(name: str, exc: Exception, folders: list[Path]) -> str:
+def _why(name: str, exc: BaseException, folders: list[Path]) -> str:
     if isinstance(exc, ModuleNotFoundError) and exc.name and name.split(".")[0] == exc.name.split(".")[0]:
         return f"no such module; looked in {', '.join(map(str, folders))} and the installed packages"
     if isinstance(exc, EvsysError):

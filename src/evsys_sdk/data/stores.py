@@ -63,7 +63,10 @@ class LocalDataStore:
         atomic.write_json(self.locate(path), value)
 
     def exists(self, path: str) -> bool:
-        return self.locate(path).exists()
+        try:
+            return self.locate(path).is_file()
+        except (OSError, ValueError):  # a name that no file can have
+            return False
 
     def list(self, prefix: str = "") -> list[str]:
         """Files whose path begins with `prefix`, sorted, relative to the store; hidden ones are left out."""

@@ -23,7 +23,7 @@ from pydantic import Field, field_validator
 
 from evsys_sdk import atomic, registry
 from evsys_sdk.config.models import Params
-from evsys_sdk.errors import Cancelled, EvsysError, closest
+from evsys_sdk.errors import FOREIGN, Cancelled, EvsysError, closest
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunContext, RunResult
 from evsys_sdk.registry import register_callback
@@ -116,11 +116,11 @@ class CallbackList:
             return method(*args)
         except Cancelled:
             raise
-        except Exception as exc:
+        except FOREIGN as exc:
             self._report((index, hook, run_id), exc)
             return None
 
-    def _report(self, key: tuple[int, str, str], exc: Exception) -> None:
+    def _report(self, key: tuple[int, str, str], exc: BaseException) -> None:
         with self._lock:
             first, times = self._failures.get(key, (f"{type(exc).__name__}: {exc}", 0))
             self._failures[key] = (first, times + 1)

@@ -24,21 +24,29 @@ def open_run_dir(path: Path) -> Iterator[Path]:
     """Make and hold `path` for one run; RunLocked when another live process (or thread) has it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as exc:
         raise EvsysError(f"cannot use run directory {path}: {exc.strerror}") from exc
+    with hold(path / LOCK_FILE, f"run directory {path}"):
+        _set_aside_earlier_attempt(path)
+        yield path
+
+
+@contextmanager
+def hold(lock: Path, what: str) -> Iterator[None]:
+    """Hold the file `lock` for this process, or say who does."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as exc:
+        raise EvsysError(f"cannot use {what}: {exc.strerror}") from exc
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
-            raise RunLocked(
-                f"run directory {path} is in use by {owner}; wait for it or choose another output_dir"
-            ) from None
+            raise RunLocked(f"{what} is in use by {owner}; wait for it or choose another output_dir") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
-        _set_aside_earlier_attempt(path)
-        yield path
+        yield
     finally:
         os.close(descriptor)
 

@@ -21,7 +21,7 @@ from evsys_sdk.record.environment import config_hash, describe_environment
 
 def plain_settings(config: BaseModel) -> dict[str, Any]:
     """Given settings as plain data; taking them like this does not count as reading them."""
-    return BaseModel.model_dump(config, exclude_unset=True, mode="json")
+    return BaseModel.model_dump(config, exclude_unset=True)
 
 
 @dataclass(slots=True)
@@ -38,7 +38,11 @@ class RunRecord:
     traceback: str | None = None
     data: list[dict[str, Any]] = field(default_factory=list)
     evals: list[EvalResult] = field(default_factory=list)
-    callback_errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    benchmarks: dict[str, Any] = field(default_factory=dict)
+    """Label -> the benchmark that was scored."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """How the run was cut short on purpose: `--steps`, `--dry`."""
 
     def add_data(self, place: str, loaded: Any) -> None:
         """Note which rows went in: where from, how many, and the hash of their source."""
@@ -64,9 +68,15 @@ class RunRecord:
             "tags": list(self.run.tags),
         }
 
+    def _shared_settings(self) -> dict[str, Any]:
+        """Settings of the experiment that reach every run: where data is read and what it is scored on."""
+        metadata = plain_settings(self.experiment).get("metadata", {})
+        return {"data_store": plain_settings(self.experiment).get("data_store"), "benchmark": metadata.get("benchmark")}
+
     def write(self, result: RunResult, *, unread: list[str]) -> RunResult:
         """Complete `result` and put it on disk."""
-        warnings = [f"unread setting: {path}" for path in unread] + self.callback_errors
+        warnings = [f"unread setting: {path}" for path in unread] + self.warnings
+        notes = {key: value for key, value in result.extras.items() if key not in ("evals", "warnings")}
         result.extras.update(
             run_dir=str(self.run_dir),
             run_name=self.run.name,
@@ -92,11 +102,19 @@ class RunRecord:
                 "traceback": self.traceback,
                 "warnings": warnings,
                 "unread_settings": unread,
+                "notes": notes,
+                "options": self.options,
                 "hparams": settings,
                 "environment": {
                     **describe_environment(self.folder),
-                    "config_hash": config_hash(settings),
+                    "config_hash": config_hash(
+                        {"run": settings, "experiment": self._shared_settings(), **self.options}
+                    ),
                     "data": self.data,
+                    "benchmarks": [
+                        {"name": label, "sha256": found.sha256, "tasks": len(found.tasks)}
+                        for label, found in self.benchmarks.items()
+                    ],
                 },
                 "started": _clock(self.started),
                 "ts": _clock(finished),

@@ -1,7 +1,7 @@
-"""Stopping on request: SIGINT and SIGTERM become a flag that every run looks at.
+"""Stopping on request: signals become a flag that every run looks at.
 
-In: signals. Out: a `StopFlag`. First signal: runs stop after the step they are in and leave a valid record.
-Second: the code that is running is interrupted where it stands. Third: Python's own behaviour.
+In: SIGINT, SIGTERM, SIGHUP. Out: a `StopFlag`. First signal: runs stop after the step they are in and leave a
+valid record. Second: the code that is running is interrupted where it stands. Third: Python's own behaviour.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals(stop: StopFlag) -> Iterator[None]:
-    """Route SIGINT and SIGTERM to `stop` while the block runs; outside the main thread nothing changes."""
+    """Route the signals to `stop` while the block runs; outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,7 +66,7 @@ def stop_on_signals(stop: StopFlag) -> Iterator[None]:
         stop.interrupt()
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         before[number] = signal.signal(number, handle)
     try:
         yield

@@ -18,7 +18,7 @@ from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig
 from evsys_sdk.config.project import search_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.workspace import Workspace
-from evsys_sdk.errors import BackendError, Cancelled, DataError
+from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, DataError, closest, shorten
 from evsys_sdk.eval.benchmark import Benchmark
 from evsys_sdk.eval.row_eval import score_rows
 from evsys_sdk.inference.trained import TrainedModelClient
@@ -42,10 +42,24 @@ def find_benchmark(entry: BenchmarkEntry, config: ExperimentConfig) -> Benchmark
 
 def _find_path(path: str, folders: list[Path]) -> Path:
     for folder in folders:
-        if (folder / path).exists():
-            return folder / path
+        try:
+            if (folder / path).exists():
+                return folder / path
+        except (OSError, ValueError):  # a name that no file can have
+            break
     places = ", ".join(str(folder) for folder in dict.fromkeys(folders))
-    raise DataError(f"no benchmark at {path!r}; looked in {places}")
+    near = closest(Path(path).name, _beside(path, folders))
+    hint = f"; closest: {Path(path).parent / near}" if near else ""
+    raise DataError(f"no benchmark at {shorten(repr(path))}; looked in {places}{hint}")
+
+
+def _beside(path: str, folders: list[Path]) -> set[str]:
+    """Names that lie where `path` was looked for."""
+    parents = [(folder / path).parent for folder in folders]
+    try:
+        return {entry.name for parent in parents if parent.is_dir() for entry in parent.iterdir()}
+    except (OSError, ValueError):
+        return set()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +120,7 @@ async def guarded(
         return replace(await work(), seconds=time.monotonic() - start)
     except Cancelled:
         raise
-    except Exception as exc:
+    except FOREIGN as exc:
         text = f"{type(exc).__name__}: {exc}"
         return EvalResult(name=name, split=split, scores=[], step=step, error=text, seconds=time.monotonic() - start)
 

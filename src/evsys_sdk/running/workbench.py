@@ -6,7 +6,7 @@ settings and bad params can be named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.rows import LoadedRows, load_rows
 from evsys_sdk.data.workspace import Workspace
-from evsys_sdk.errors import BackendError
+from evsys_sdk.errors import FOREIGN, BackendError
 from evsys_sdk.protocols import DataStore, RunContext, RunResult
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.log_stores import with_log_dir
@@ -43,6 +43,8 @@ class RunPlan:
     stop: StopFlag
     max_steps: int | None = None
     max_tasks: int | None = None
+    ignored: tuple[str, ...] = ()
+    """Settings that by the meaning of others are not looked at; they go into the record."""
 
     @property
     def run_id(self) -> str:
@@ -67,7 +69,8 @@ class Workbench:
     def for_plan(cls, plan: RunPlan, run_dir: Path) -> Workbench:
         forget(plan.run)
         folder = source_of(plan.experiment).folder
-        record = RunRecord(plan.experiment, plan.run, plan.run_id, run_dir, folder=folder)
+        options = {"max_steps": plan.max_steps, "max_tasks": plan.max_tasks}
+        record = RunRecord(plan.experiment, plan.run, plan.run_id, run_dir, folder=folder, options=options)
         return cls(plan, record, RunResult(run_id=plan.run_id, status="completed"))
 
     def log_store(self) -> StoppableLogStore:
@@ -132,9 +135,17 @@ class Workbench:
                 "run_name": run.name,
                 "run_config": plain(run),
                 "tags": list(run.tags),
+                "load_rows": lambda data, place: self.load(data, place, data_store).rows,
             },
         )
         return self.ctx
+
+    def tidy(self, what: str, act: Callable[[], None]) -> None:
+        """Clean up; what goes wrong here must not take back what the run has achieved, so it is a warning."""
+        try:
+            act()
+        except FOREIGN as exc:
+            self.record.warnings.append(f"{what} failed: {type(exc).__name__}: {exc}")
 
     def announce_start(self) -> None:
         """Tell the callbacks, once, that the run begins."""
@@ -147,7 +158,7 @@ class Workbench:
         if self.ctx is not None:
             self.announce_start()
             self.plan.callbacks.on_run_end(self.ctx, result)
-        self.record.callback_errors = self.plan.callbacks.errors_of(self.plan.run_id)
+        self.record.warnings += self.plan.callbacks.errors_of(self.plan.run_id)
 
     @property
     def service(self) -> TrainingService | None:
@@ -169,4 +180,4 @@ class Workbench:
         for path in self.parts.unread():
             shared = path.startswith(("data_store.", "log_store."))
             found.append(path if shared else source.in_run(self.plan.index, path))
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*found, *self.plan.ignored]))

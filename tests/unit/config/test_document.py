@@ -59,6 +59,26 @@ def test_a_python_tag_is_refused():
         parse_document("a: !!python/name:os.system x\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: a\x00b\n", "is not YAML"),
+        ("[" * 3000, "nested too deeply|is not YAML"),
+        ("a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+            f"{c}: &{c} [{', '.join([f'*{b}'] * 10)}]\n" for b, c in zip("abcdefg", "bcdefgh", strict=True)
+        ), "unfolds into more than"),
+    ],
+    ids=["nul", "deep", "aliases"],
+)  # fmt: skip
+def test_hostile_yaml_is_one_problem_soon(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_document(text)
+
+
+def test_digits_of_other_scripts_are_no_indices():
+    assert split_path("a.²") == ("a", "²")
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_bytes(b"name: \xff\xfe")

@@ -94,6 +94,13 @@ def test_dump_and_load_give_an_equal_config(load, tmp_path):
     assert again.metadata.success_metric.name == "val.pass@1" and again.metadata.note == 1
 
 
+@pytest.mark.parametrize("value", ["'1e-5'", "'off'", "'010'", ".inf", "'null'", "2024-01-01", "é", "'a: b'"])
+def test_odd_values_survive_dump_and_load(load, tmp_path, value):
+    config = load(BASE.replace("learning_rate: 1e-5", f"x: {value}"))
+    dump_yaml(config, tmp_path / "again.yaml")
+    assert load_yaml(tmp_path / "again.yaml") == config
+
+
 def test_dump_and_load_give_an_equal_sweep(load, tmp_path):
     base = "base_run: {data: {path: a}, model: {name: m}, algorithm: {kind: sft}}"
     config = load(f"name: x\n{base}\nmatrix: {{axes: {{seed: [1, 2]}}}}\n")

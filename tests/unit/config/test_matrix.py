@@ -81,11 +81,23 @@ def test_a_matrix_made_in_python_expands_too():
             r"base_run\.dat\s+unknown key; closest: data",
         ),
         (("base_run:", "name_base:"), "name_base"),
+        (("algorithm.kind: [sft, focal_sft]", "algorithm: [{kind: sft}]"), "lies inside it; one would undo the other"),
+        (("algorithm.kind:", '"":'), "is no path to a setting"),
+        (("algorithm.kind:", "data.transforms.5.kind:"), "must be a list"),
     ],
 )
 def test_a_mistake_in_a_sweep_is_named_at_its_place(load, change, message):
     with pytest.raises(ConfigError, match=message):
         load(BESIDE.replace(*change))
+
+
+def test_an_index_beyond_the_list_is_refused(load):
+    with pytest.raises(ConfigError, match=r"data.transforms.5.kind\s+does not fit the base run"):
+        load(
+            INSIDE.replace("{ path: train.jsonl }", "{ path: a, transforms: [] }").replace(
+                "algorithm.params.lora_rank: ", "data.transforms.5.kind: "
+            )
+        )
 
 
 def test_both_places_for_base_run_at_once_are_refused(load):
