@@ -80,6 +80,8 @@ class Experiment:
 
     def __init__(self, config: ExperimentConfig):
         self.config = expanded(config)
+        self.ignored: tuple[str, ...] = ()
+        """Settings that by the meaning of others will not be looked at."""
         self.conclusion: Conclusion | None = None
         """Set when the runs are done, before callbacks hear of the end."""
 
@@ -93,7 +95,8 @@ class Experiment:
         started = time.monotonic()
         self.check(strict=options.strict)
         config = self.config
-        forget(config)
+        self.ignored = tuple(problem.path for problem in ignored_settings(config))
+        forget(config)  # looking a config over is not reading it
         base = Path(config.output_dir).expanduser()
         output_dir = _made(base / "dry" if options.dry else base)
         with hold(output_dir / f".{directory_name(config.name)}.lock", f"experiment {config.name!r} in {output_dir}"):
@@ -136,8 +139,6 @@ class Experiment:
         self, output_dir: Path, options: RunOptions, callbacks: CallbackList, stop: StopFlag
     ) -> list[tuple[str, RunPlan]]:
         steps = [limit for limit in (options.max_steps, DRY_STEPS if options.dry else None) if limit is not None]
-        ignored = tuple(problem.path for problem in ignored_settings(self.config))
-        forget(self.config)  # looking for ignored settings is not reading them
         return [
             (
                 arm.name,
@@ -150,7 +151,7 @@ class Experiment:
                     stop=stop,
                     max_steps=min(steps, default=None),
                     max_tasks=DRY_TASKS if options.dry else None,
-                    ignored=ignored,
+                    ignored=self.ignored,
                 ),
             )
             for index, arm in enumerate(self.config.all_runs())
