@@ -1,0 +1,387 @@
+"""Completions of many prompts at once.
+
+In: `SampleRequest`s. Out: `SampleResult`s. A row (one completion) is admitted, decoded together with all others, and
+leaves when it is done; its place goes to the next one that waits. What a row draws depends on its own seed and number
+alone. One caveat: a matrix product over 8 rows may round differently from one over 16, so where two tokens are within
+rounding of each other's place in the CDF (about 1e-6 of the mass), company can change a draw.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from evsys_engine.decoder import LlamaDecoder, is_supported
+from evsys_engine.merging import LoraParts, MergedWeights
+from evsys_engine.model_decoder import ModelDecoder
+from evsys_engine.picking import Picker, Settings
+from evsys_engine.snapshots import snapshots_of
+from evsys_engine.stopping import StopRule, end_ids
+from evsys_engine.streams import RowStream, fresh_seed
+from evsys_engine.types import BadRequest, EngineError, ModelInfo, SampledRow, SampleRequest, SampleResult
+
+MAX_ROWS = {"cpu": 64, "cuda": 256}
+"""Completions decoded at once; more would wait for the processor anyway."""
+MAX_GROUPS = 8
+"""Rows admitted at different times have caches of their own; each costs a little per layer and step."""
+CACHE_BYTES = 2 << 30
+"""No row is admitted beyond this, unless nothing else runs."""
+EXPECTED_TOKENS = 256
+"""Reserved for a row that is admitted, if it may write that many."""
+PREFILL_TOKENS = 8192
+"""Prompt tokens admitted at once."""
+SLICE_SECONDS = 1.0
+"""After this long the lock is offered to whoever waits for it (training)."""
+
+
+class PromptScores:
+    """What the model thought of the prompt itself."""
+
+    def __init__(self, tokens: Sequence[int], top: int):
+        self._tokens, self._top = tokens, top
+        self.logprobs: list[float | None] = [None]
+        self.likeliest: list[list[tuple[int, float]] | None] = [None]
+
+    def __call__(self, position: int, logits: Tensor) -> None:
+        logits = logits.float()
+        total = logits.logsumexp(-1, keepdim=True)
+        following = logits.new_tensor(self._tokens[position + 1 : position + 1 + len(logits)]).long()
+        self.logprobs += (logits.gather(1, following[:, None]) - total)[:, 0].tolist()
+        if self._top:
+            values, tokens = logits.topk(self._top, dim=-1)
+            pairs = zip(tokens.tolist(), (values - total).tolist(), strict=True)
+            self.likeliest += [list(zip(*pair, strict=True)) for pair in pairs]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request that was found good, and whom to tell."""
+
+    request: SampleRequest
+    tokens: tuple[int, ...]
+    limit: int
+    """Tokens a row may write: as many as were asked for and fit."""
+    stop: StopRule
+    done: Callable[[SampleResult], None]
+    failed: Callable[[BaseException], None]
+    scores: PromptScores | None = None
+    rows: dict[int, SampledRow] = field(default_factory=dict)
+    over: bool = False
+
+    def make_rows(self) -> Iterator[Row]:
+        asked = self.request
+        seed = fresh_seed() if asked.seed is None else asked.seed
+        settings = Settings(asked.temperature, asked.top_k, asked.top_p)
+        return (Row(self, i, RowStream(seed, i), settings) for i in range(asked.num_samples))
+
+    def finish_row(self, index: int, row: SampledRow) -> None:
+        self.rows[index] = row
+        if len(self.rows) == self.request.num_samples and not self.over:
+            self.over = True
+            self.done(self._result())
+
+    def fail(self, error: BaseException) -> None:
+        if not self.over:
+            self.over = True
+            self.failed(error)
+
+    def _result(self) -> SampleResult:
+        asked, scores = self.request, self.scores
+        return SampleResult(
+            rows=[self.rows[i] for i in range(asked.num_samples)],
+            prompt_logprobs=scores.logprobs if scores and asked.prompt_logprobs else None,
+            topk_prompt_logprobs=scores.likeliest if scores and asked.topk_prompt_logprobs else None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One completion being written."""
+
+    job: Job
+    index: int
+    stream: RowStream
+    settings: Settings
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def reserve(self) -> int:
+        """Cache slots it will probably need."""
+        return len(self.job.tokens) + min(self.job.limit, EXPECTED_TOKENS)
+
+    def take(self, token: int, logprob: float) -> bool:
+        """Write a token; is the row over?"""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        try:
+            kept = self.job.stop.kept(self.tokens)
+        except Exception as exc:  # a tokenizer that cannot decode is this request's trouble, not its neighbours'
+            self.job.fail(exc)
+        else:
+            if kept is not None:
+                self._finish(SampledRow(tokens=self.tokens[:kept], logprobs=self.logprobs[:kept]))
+                return True
+            if len(self.tokens) >= self.job.limit:
+                self._finish(SampledRow(tokens=self.tokens, logprobs=self.logprobs, stop_reason="length"))
+                return True
+        return self.job.over
+
+    def _finish(self, row: SampledRow) -> None:
+        self.job.finish_row(self.index, row)
+
+
+Feed = Callable[[int], Iterable[Job]]
+"""`feed(rows)`: jobs to begin, of so many rows at most; asked before every token. It may raise, to break off."""
+
+
+class Run:
+    """The rows that are being decoded now, and those that wait for a place."""
+
+    def __init__(self, decoder: Any, feed: Feed, max_rows: int):
+        self._decoder, self._feed, self._max_rows = decoder, feed, max_rows
+        self._waiting: deque[Row] = deque()
+        self._groups: list[tuple[Any, list[Row]]] = []
+        self._starting: list[Row] = []
+        self._picker: Picker | None = None
+        """For the live rows; None when they have changed."""
+
+    @property
+    def _live(self) -> list[Row]:
+        return [row for _, rows in self._groups for row in rows]
+
+    def advance(self) -> bool:
+        """Admit whom there is room for, and write a token to every row. False when there was nothing left to do."""
+        live = self._live
+        room = self._max_rows - len(live)
+        for job in self._feed(max(0, room - len(self._waiting))):
+            self._waiting.extend(job.make_rows())
+        self._starting = self._admitted(live, room)
+        for part in _alike(self._starting):
+            self._start(part)
+        busy = bool(self._starting or self._groups)
+        self._starting = []
+        if self._groups:
+            self._step()
+        return busy or bool(self._waiting)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell everybody in here."""
+        for row in (*self._live, *self._starting, *self._waiting):
+            row.job.fail(error)
+
+    def _admitted(self, live: list[Row], room: int) -> list[Row]:
+        """Those that waited longest, as many as fit; at least one if nothing runs."""
+        if not self._waiting or len(self._groups) >= MAX_GROUPS:
+            return []
+        slots = CACHE_BYTES // self._decoder.bytes_per_token - sum(row.reserve for row in live)
+        admitted: list[Row] = []
+        prompts: set[tuple[int, ...]] = set()
+        while self._waiting and len(admitted) < room:
+            row = self._waiting[0]
+            slots -= row.reserve
+            prompts.add(row.job.tokens)
+            if (slots < 0 and (admitted or live)) or (admitted and sum(map(len, prompts)) > PREFILL_TOKENS):
+                break
+            self._waiting.popleft()
+            if not row.job.over:
+                admitted.append(row)
+        return admitted
+
+    def _start(self, rows: list[Row]) -> None:
+        """Read the prompts of these rows, write the first token of each, open a group for those that go on."""
+        numbers = {tokens: i for i, tokens in enumerate(dict.fromkeys(row.job.tokens for row in rows))}
+        which = [numbers[row.job.tokens] for row in rows]
+        read = self._decoder.prefill(
+            list(numbers), _watchers(rows, numbers), keep=any(row.job.limit > 1 for row in rows)
+        )
+        picks = _pick(Picker([row.settings for row in rows], self._decoder.device), read.logits[which], rows)
+        going = [i for i, (row, pick) in enumerate(zip(rows, picks, strict=True)) if not row.take(*pick)]
+        self._picker = None
+        if going:
+            room = min(64, max(rows[i].job.limit for i in going) - 1)
+            self._groups.append((read.open([which[i] for i in going], room), [rows[i] for i in going]))
+
+    def _step(self) -> None:
+        live = self._live
+        logits = self._decoder.step([group for group, _ in self._groups], [row.tokens[-1] for row in live])
+        if self._picker is None:
+            self._picker = Picker([row.settings for row in live], self._decoder.device)
+        picks = iter(_pick(self._picker, logits, live))
+        kept = [
+            self._after_step(group, [not row.take(*next(picks)) for row in rows], rows) for group, rows in self._groups
+        ]
+        self._groups = [(group, rows) for group, rows in kept if rows]
+
+    def _after_step(self, group: Any, goes_on: list[bool], rows: list[Row]) -> tuple[Any, list[Row]]:
+        if all(goes_on):
+            return group, rows
+        self._picker = None
+        alive = [i for i, on in enumerate(goes_on) if on]
+        return group, [rows[i] for i in group.keep(alive)] if alive else []
+
+
+def _pick(picker: Picker, logits: Tensor, rows: list[Row]) -> Iterable[tuple[int, float]]:
+    return zip(*picker.pick(logits, [row.stream.draw() for row in rows]), strict=True)
+
+
+def _watchers(rows: list[Row], numbers: Mapping[tuple[int, ...], int]) -> dict[int, Callable[[int, Tensor], None]]:
+    """For each prompt whose own logprobs somebody wants and has not got."""
+    wanting: dict[int, list[PromptScores]] = {}
+    for job in dict.fromkeys(row.job for row in rows):
+        asked = job.request
+        if job.scores is None and (asked.prompt_logprobs or asked.topk_prompt_logprobs):
+            job.scores = PromptScores(job.tokens, asked.topk_prompt_logprobs)
+            wanting.setdefault(numbers[job.tokens], []).append(job.scores)
+    return {i: partial(_tell, scores) for i, scores in wanting.items()}
+
+
+def _tell(wanting: list[PromptScores], position: int, logits: Tensor) -> None:
+    for scores in wanting:
+        scores(position, logits)
+
+
+def _alike(rows: list[Row]) -> Iterator[list[Row]]:
+    """Rows with prompts of similar length: a cache is as wide as its longest prompt, so half at most is padding."""
+    rows = sorted(rows, key=lambda row: len(row.job.tokens))
+    part: list[Row] = []
+    for row in rows:
+        if part and len(row.job.tokens) > max(64, 2 * len(part[0].job.tokens)):
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+class BatchSampler:
+    """Fixed weights to sample from: a base model and what was trained over it."""
+
+    def __init__(
+        self,
+        *,
+        engine_model: Any,
+        tokenizer: Any,
+        info: ModelInfo,
+        lora: LoraParts | None,
+        full: Mapping[str, Tensor] | None,
+        lock: AbstractContextManager[Any],
+    ):
+        self._model, self._tokenizer, self._info, self._lock = engine_model, tokenizer, info, lock
+        # Low-rank parts are copied, since training goes on in them; `full` is large and becomes this sampler's own.
+        own = {name: (a.detach().clone(), b.detach().clone(), scale) for name, (a, b, scale) in (lora or {}).items()}
+        self._weights = MergedWeights(engine_model, own, full)
+        self._snapshots, self._key = snapshots_of(engine_model), object()
+        self._end_ids = end_ids(engine_model, tokenizer)
+        self.max_rows = MAX_ROWS.get(engine_model.device.type, 64)
+        self._closed = False
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+        """All requests in one batch."""
+        results: dict[int, SampleResult] = {}
+        errors: list[BaseException] = []
+
+        def job(number: int, request: SampleRequest) -> Job:
+            return self.job(request, lambda result: results.update({number: result}), errors.append)
+
+        waiting = deque(job(number, request) for number, request in enumerate(requests))
+        self.serve(lambda room: [waiting.popleft() for _ in range(len(waiting))])
+        if errors:
+            raise errors[0]
+        return [results[number] for number in range(len(requests))]
+
+    def job(
+        self,
+        request: SampleRequest,
+        done: Callable[[SampleResult], None],
+        failed: Callable[[BaseException], None],
+    ) -> Job:
+        """The request, checked; `BadRequest` if something is wrong with it."""
+        tokens = check(request, self._info)
+        limit = min(request.max_tokens, max(1, self._info.max_length - len(tokens)))
+        ends = self._end_ids if request.end_of_text else frozenset()
+        stop = StopRule(request.stop, ends, self._tokenizer, keep_strings=request.keep_stop_strings)
+        return Job(request=request, tokens=tokens, limit=limit, stop=stop, done=done, failed=failed)
+
+    def serve(self, feed: Feed) -> None:
+        """Decode what `feed` brings until it brings nothing more. An error is told to all in the batch, then raised."""
+        run: Run | None = None
+        going = True
+        try:
+            while going:
+                with self._lock:
+                    run = run or Run(self._decoder(), feed, self.max_rows)
+                    until = time.monotonic() + SLICE_SECONDS
+                    going = run.advance()
+                    while going and time.monotonic() < until:
+                        going = run.advance()
+        except BaseException as exc:
+            if run is not None:
+                run.fail(exc)
+            else:
+                for job in feed(self.max_rows):
+                    job.fail(exc)
+            raise
+
+    def close(self) -> None:
+        """Give the memory back. A batch that is running ends first."""
+        self._closed = True
+        self._snapshots.drop(self._key)
+
+    def _decoder(self) -> Any:
+        if self._closed:
+            raise EngineError("this sampler was closed; load it again")
+        if is_supported(self._model):
+            return self._snapshots.get(self._key, lambda: LlamaDecoder(self._model, self._weights))
+        return ModelDecoder(self._model, self._snapshots.get(self._key, self._weights.touched))
+
+
+def check(request: SampleRequest, info: ModelInfo) -> tuple[int, ...]:
+    """The prompt, if everything about the request is right."""
+    try:
+        tokens = tuple(int(token) for token in request.tokens)
+    except (TypeError, ValueError) as exc:
+        raise BadRequest(f"prompt: {exc}") from None
+    _check_prompt(tokens, info)
+    _check_settings(request, info)
+    return tokens
+
+
+def _check_prompt(tokens: tuple[int, ...], info: ModelInfo) -> None:
+    if not tokens:
+        raise BadRequest("the prompt is empty; give at least one token (the model's bos, for instance)")
+    if len(tokens) > info.max_length:
+        raise BadRequest(f"the prompt has {len(tokens)} tokens, but {info.name} takes {info.max_length} at most")
+    wrong = next((token for token in tokens if not 0 <= token < info.vocab_size), None)
+    if wrong is not None:
+        raise BadRequest(f"token {wrong} is out of range: {info.name} has {info.vocab_size} tokens, from 0")
+
+
+def _check_settings(request: SampleRequest, info: ModelInfo) -> None:
+    rules = {
+        "num_samples": (request.num_samples, request.num_samples >= 1, "1 or more"),
+        "max_tokens": (request.max_tokens, request.max_tokens >= 1, "1 or more"),
+        "temperature": (
+            request.temperature,
+            math.isfinite(request.temperature) and request.temperature >= 0,
+            "0 (the likeliest token) or more",
+        ),
+        "top_k": (request.top_k, request.top_k >= -1, "-1 or 0 (off) or more"),
+        "top_p": (request.top_p, 0 < request.top_p <= 1, "above 0 and at most 1"),
+        "topk_prompt_logprobs": (
+            request.topk_prompt_logprobs,
+            0 <= request.topk_prompt_logprobs <= info.vocab_size,
+            f"from 0 to {info.vocab_size}",
+        ),
+    }
+    for name, (value, good, words) in rules.items():
+        if not good:
+            raise BadRequest(f"{name} is {value}; it must be {words}")

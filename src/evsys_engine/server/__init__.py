@@ -1,0 +1,12 @@
+"""The engine as a server that speaks the Tinker protocol over HTTP.
+
+In: anything that fulfils `evsys_engine.types.EngineApi`. Out: an address that the `tinker` client (0.25 and newer)
+and code written for it train on. `serve` runs until a signal; `background_server` runs beside the caller.
+"""
+
+from __future__ import annotations
+
+from evsys_engine.server.limits import Limits
+from evsys_engine.server.run import Address, RunningServer, background_server, serve
+
+__all__ = ["Address", "Limits", "RunningServer", "background_server", "serve"]

@@ -1,0 +1,129 @@
+"""What there is: models, sessions, training runs, checkpoints.
+
+In: a request. Out: the protocol's descriptions, made from the checkpoints' folder and the living sessions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evsys_engine.server import bodies
+from evsys_engine.server.checkpoints import TinkerPath
+from evsys_engine.server.http import Request
+from evsys_engine.server.service import Service
+from evsys_engine.server.sessions import Model, NotFound
+from evsys_engine.types import BadRequest
+
+OWNER = "local"
+
+
+class Listings:
+    """Reading, and putting away, what clients have made."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._store = service.checkpoints
+
+    async def capabilities(self, _: Request) -> dict[str, Any]:
+        length = self._service.engine.info.max_length
+        can = {"max_context_length": length, "trainable": True, "sampleable": True}
+        return {"supported_models": [{"model_name": name, **can} for name in self._service.naming.known]}
+
+    async def weights_info(self, body: bodies.WeightsInfo) -> dict[str, Any]:
+        path = TinkerPath.parse(body.tinker_path)
+        facts = await self._service.in_worker(self._store.facts, path)
+        self._service.naming.check_facts(str(path), facts)
+        lora = facts["lora"]
+        return {
+            "base_model": self._service.naming.public,
+            "is_lora": True,  # said of rank 0 as well: the client goes on from LoRA runs alone
+            "lora_rank": lora["rank"],
+            **{key: lora[key] for key in ("train_attn", "train_mlp", "train_unembed")},
+        }
+
+    async def sampler(self, _: Request, sampler_id: str) -> dict[str, Any]:
+        sampling = self._service.sessions.sampling(sampler_id)
+        base_model = self._service.naming.public
+        return {"sampler_id": sampler_id, "base_model": base_model, "model_path": sampling.model_path}
+
+    async def sessions(self, request: Request) -> dict[str, Any]:
+        ids = [session.session_id for session in self._service.sessions.all()]
+        return {"sessions": _page(request, ids, 20)[0]}
+
+    async def session(self, _: Request, session_id: str) -> dict[str, Any]:
+        session = self._service.sessions.get(session_id)
+        return {
+            "training_run_ids": list(session.models),
+            "sampler_ids": list(session.samplings),
+            "user_metadata": session.user_metadata,
+            "display_name": session.display_name,
+        }
+
+    async def finish_session(self, _: Request, session_id: str) -> dict[str, Any]:
+        return await self._service.finish_session(session_id)
+
+    async def training_runs(self, request: Request) -> dict[str, Any]:
+        runs = sorted({*self._living(), *await self._service.in_worker(self._store.runs)})
+        page, cursor = _page(request, runs, 20)
+        described = [await self._service.in_worker(self._describe, run, self._living().get(run)) for run in page]
+        return {"training_runs": described, "cursor": cursor}
+
+    async def training_run(self, _: Request, run: str) -> dict[str, Any]:
+        described: dict[str, Any] = await self._service.in_worker(self._describe, run, self._living().get(run))
+        return described
+
+    async def checkpoints_of(self, _: Request, run: str) -> dict[str, Any]:
+        return {"checkpoints": await self._service.in_worker(self._checkpoints, [run])}
+
+    async def checkpoints(self, request: Request) -> dict[str, Any]:
+        every = await self._service.in_worker(lambda: self._checkpoints(self._store.runs()))
+        page, cursor = _page(request, sorted(every, key=lambda found: found["time"], reverse=True), 100)
+        return {"checkpoints": page, "cursor": cursor}
+
+    async def delete_checkpoint(self, _: Request, run: str, kind: str, name: str) -> dict[str, Any]:
+        await self._service.in_worker(self._store.delete, _path(run, kind, name))
+        return {}
+
+    async def set_ttl(self, request: Request, run: str, kind: str, name: str) -> dict[str, Any]:
+        body = bodies.read_body(bodies.SetTtl, request.body)
+        await self._service.in_worker(self._store.set_ttl, _path(run, kind, name), body.ttl_seconds)
+        return {}
+
+    def _living(self) -> dict[str, Model]:
+        return {name: model for session in self._service.sessions.all() for name, model in session.models.items()}
+
+    def _checkpoints(self, runs: list[str]) -> list[dict[str, Any]]:
+        return [self._store.describe(path) for run in runs for path in self._store.of_run(run)]
+
+    def _describe(self, run: str, model: Model | None) -> dict[str, Any]:
+        paths = self._store.of_run(run)
+        if not paths and model is None:
+            raise NotFound(f"there is no training run {run!r} here")
+        facts = self._store.facts(paths[-1]) if paths else {}
+        rank = model.settings.rank if model else facts["lora"]["rank"]
+        last = {path.kind: self._store.describe(path) for path in paths}
+        return {
+            "training_run_id": run,
+            "base_model": self._service.naming.public,
+            "model_owner": OWNER,
+            "is_lora": rank > 0,
+            "lora_rank": rank,
+            "last_request_time": model.used_at.isoformat() if model else facts["time"],
+            "last_checkpoint": last.get("weights"),
+            "last_sampler_checkpoint": last.get("sampler_weights"),
+            "user_metadata": model.user_metadata if model else facts["run_metadata"],
+        }
+
+
+def _path(run: str, kind: str, name: str) -> TinkerPath:
+    return TinkerPath.parse(f"tinker://{run}/{kind}/{name}")
+
+
+def _page(request: Request, items: list[Any], default_limit: int) -> tuple[list[Any], dict[str, int]]:
+    try:
+        limit, offset = int(request.query.get("limit", default_limit)), int(request.query.get("offset", 0))
+    except ValueError as exc:
+        raise BadRequest("limit and offset must be whole numbers") from exc
+    if limit < 0 or offset < 0:
+        raise BadRequest("limit and offset must not be negative")
+    return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}

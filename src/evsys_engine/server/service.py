@@ -1,0 +1,306 @@
+"""What the server does: the protocol's operations on an engine.
+
+In: checked requests. Out: answers, or promises of them. All state is touched on the event loop alone; the engine,
+files and large bodies are worked on in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evsys_engine.server import bodies, wire
+from evsys_engine.server.checkpoints import Checkpoints, TinkerPath, check_name
+from evsys_engine.server.futures import Answer, Futures, Promise, json_answer
+from evsys_engine.server.lanes import Job, Lane
+from evsys_engine.server.limits import LIMITS, Limits
+from evsys_engine.server.naming import Naming
+from evsys_engine.server.samplers import Samplers
+from evsys_engine.server.sessions import Model, Sampling, Session, Sessions
+from evsys_engine.types import BadRequest, EngineApi, LoraSettings
+
+
+class Service:
+    """One engine, one folder of checkpoints, any number of clients."""
+
+    def __init__(self, engine: EngineApi, checkpoints: Checkpoints, limits: Limits = LIMITS) -> None:
+        self.engine, self.checkpoints, self.limits = engine, checkpoints, limits
+        self.naming = Naming(engine.info)
+        self.sessions = Sessions(time.monotonic)
+        self.futures = Futures(limits, time.monotonic)
+        self._running: set[Future[Any]] = set()
+        self._pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="engine-server")
+        self.samplers = Samplers(engine, self.in_worker, limits)
+
+    async def in_worker(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The function's result; it runs on a thread, and to its end even if nobody waits any more."""
+        running = self._pool.submit(function, *args)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(running)
+
+    # Sessions
+
+    async def create_session(self, body: bodies.CreateSession) -> dict[str, Any]:
+        return {"session_id": self.sessions.open(body.user_metadata, body.display_name).session_id}
+
+    async def session_heartbeat(self, body: bodies.SessionCall) -> dict[str, Any]:
+        self.sessions.get(body.session_id)
+        return {"type": "session_heartbeat"}
+
+    async def finish_session(self, session_id: str) -> dict[str, Any]:
+        await self.end_session(self.sessions.get(session_id))
+        return {}
+
+    async def end_session(self, session: Session) -> None:
+        """Unload its models and samplers and forget its results."""
+        self.sessions.remove(session)
+        self.futures.drop_session(session.session_id)
+        for model in list(session.models.values()):
+            await self._unload(model)
+        for sampling in list(session.samplings.values()):
+            await self._put_away(sampling)
+        await self.in_worker(partial(shutil.rmtree, ignore_errors=True), self._unnamed(session))
+
+    # Models
+
+    async def create_model(self, body: bodies.CreateModel) -> dict[str, Any]:
+        session = self.sessions.get(body.session_id)
+        self.naming.check(body.base_model)
+        if body.optimizer_config.type != "adamw":
+            raise BadRequest(f"optimizer {body.optimizer_config.type!r} is not offered here; adamw is")
+        model_id = f"{session.session_id}-train-{body.model_seq_id}"
+        return self._promised(session, f"{model_id}/create", lambda: self._create(session, model_id, body))
+
+    async def _create(self, session: Session, model_id: str, body: bodies.CreateModel) -> Answer:
+        if model_id not in session.models:  # asked for again after its first answer was forgotten
+            await self._load_adapter(session, model_id, body)
+        return json_answer({"type": "create_model", "model_id": model_id})
+
+    async def _load_adapter(self, session: Session, model_id: str, body: bodies.CreateModel) -> None:
+        config = body.lora_config.model_dump()
+        seed = config.pop("seed")
+        settings = LoraSettings(**config, seed=secrets.randbelow(2**31) if seed is None else seed)
+        adapter = await self.in_worker(self.engine.create_adapter, settings)
+        lane = Lane(model_id, self.futures, gap_seconds=self.limits.gap_seconds)
+        model = Model(model_id, session, settings, adapter, lane, body.user_metadata)
+        session.models[model_id] = model
+        if session not in self.sessions.all():  # it ended meanwhile
+            await self._unload(model)
+
+    async def get_info(self, body: bodies.ModelCall) -> dict[str, Any]:
+        model = self.sessions.model(body.model_id)
+        name = self.naming.public
+        return {
+            "type": "get_info",
+            "model_id": model.model_id,
+            "model_name": name,
+            "model_data": {"model_name": name, "tokenizer_id": name},
+            "is_lora": model.settings.rank > 0,
+            "lora_rank": model.settings.rank,
+        }
+
+    async def unload_model(self, body: bodies.ModelCall) -> dict[str, Any]:
+        model = self.sessions.model(body.model_id)
+        return self._promised(model.session, f"{model.model_id}/unload", lambda: self._unload(model))
+
+    async def _unload(self, model: Model) -> Answer:
+        model.session.models.pop(model.model_id, None)
+        await model.lane.close()
+        await self.in_worker(model.adapter.close)
+        return json_answer({"type": "unload_model", "model_id": model.model_id})
+
+    # Training
+
+    async def forward_backward(self, body: bytes) -> dict[str, Any]:
+        request = await self.in_worker(wire.parse_training_request, body)
+        model = self.sessions.model(request.model_id)
+        return self._in_turn(model, request.seq_id, lambda: self.in_worker(self._loss, model, request))
+
+    def _loss(self, model: Model, request: Any) -> Answer:
+        data, config = wire.read_training_data(request, self.limits.tensor_elements)
+        if not data:
+            raise BadRequest("the batch is empty")
+        compute = model.adapter.forward if request.forward_only else model.adapter.forward_backward
+        return Answer(wire.write_loss_output(compute(data, request.loss_fn, config)), wire.PROTOBUF)
+
+    async def optim_step(self, body: bodies.OptimStep) -> dict[str, Any]:
+        model = self.sessions.model(body.model_id)
+
+        async def step() -> Answer:
+            metrics = await self.in_worker(model.adapter.optim_step, bodies.read_adam(body))
+            return json_answer({"metrics": metrics})
+
+        return self._in_turn(model, body.seq_id, step)
+
+    # Weights
+
+    async def save_weights(self, body: bodies.SaveWeights) -> dict[str, Any]:
+        model = self.sessions.model(body.model_id)
+
+        async def save() -> Answer:
+            path = await self.in_worker(self._save, model, "weights", model.adapter.save_state, body)
+            return json_answer({"type": "save_weights", "path": path})
+
+        return self._in_turn(model, body.seq_id, save)
+
+    async def save_weights_for_sampler(self, body: bodies.SaveForSampler) -> dict[str, Any]:
+        model = self.sessions.model(body.model_id)
+
+        async def save() -> Answer:
+            if body.path is None:
+                sampler_id = await self._save_unnamed(model, body.sampling_session_seq_id)
+                return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
+            path = await self.in_worker(self._save, model, "sampler_weights", model.adapter.save_weights, body)
+            return json_answer({"type": "save_weights_for_sampler", "path": path})
+
+        return self._in_turn(model, body.seq_id, save)
+
+    def _save(self, model: Model, kind: str, write: Callable[[Path], None], body: bodies.SaveWeights) -> str:
+        name = secrets.token_hex(4) if body.path is None else body.path
+        path = TinkerPath(check_name(model.model_id), kind, check_name(name))
+        facts = {
+            **self.naming.facts(),
+            "lora": asdict(model.settings),
+            "user_metadata": body.user_metadata,
+            "run_metadata": model.user_metadata,
+        }
+        self.checkpoints.save(path, write, facts, ttl_seconds=body.ttl_seconds, overwrite=body.overwrite)
+        return str(path)
+
+    async def _save_unnamed(self, model: Model, number: int | None) -> str:
+        if number is None:
+            raise BadRequest("save_weights_for_sampler needs a name (path) or a sampling_session_seq_id")
+        session = model.session
+        folder = self._unnamed(session) / str(number)
+        await self.in_worker(partial(folder.parent.mkdir, parents=True, exist_ok=True))
+        await self.in_worker(model.adapter.save_weights, folder)
+        sampling = Sampling(sampler_id=_sampler_id(session, number), session=session, folder=folder, unnamed=True)
+        session.samplings[sampling.sampler_id] = sampling
+        unnamed = [sampling for sampling in session.samplings.values() if sampling.unnamed]
+        for old in unnamed[: -self.limits.unnamed_samplers]:
+            await self._put_away(old)
+        return sampling.sampler_id
+
+    async def load_weights(self, body: bodies.LoadWeights) -> dict[str, Any]:
+        model = self.sessions.model(body.model_id)
+
+        async def load() -> Answer:
+            await self.in_worker(self._load, model, body)
+            return json_answer({"type": "load_weights", "path": body.path, "model_id": model.model_id})
+
+        return self._in_turn(model, body.seq_id, load)
+
+    def _load(self, model: Model, body: bodies.LoadWeights) -> None:
+        path = TinkerPath.parse(body.path)
+        if path.kind != "weights":
+            raise BadRequest(f"{path} was saved for sampling; training goes on from a path that save_state returned")
+        self.naming.check_facts(str(path), self.checkpoints.facts(path))
+        model.adapter.load_state(self.checkpoints.find(path), optimizer=body.optimizer)
+
+    # Sampling
+
+    async def create_sampling_session(self, body: bodies.CreateSamplingSession) -> dict[str, Any]:
+        session = self.sessions.get(body.session_id)
+        sampler_id = _sampler_id(session, body.sampling_session_seq_id)
+        if sampler_id not in session.samplings:
+            folder = await self.in_worker(self._folder_to_sample, body)
+            session.samplings[sampler_id] = Sampling(
+                sampler_id=sampler_id, session=session, folder=folder, model_path=body.model_path
+            )
+        return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+    def _folder_to_sample(self, body: bodies.CreateSamplingSession) -> Path | None:
+        if body.base_model is not None:
+            self.naming.check(body.base_model)
+        if body.model_path is None:
+            return None
+        path = TinkerPath.parse(body.model_path)
+        if path.kind != "sampler_weights":
+            raise BadRequest(f"{path} is a training state; sample from a path that save_weights_for_sampler returned")
+        self.naming.check_facts(str(path), self.checkpoints.facts(path))
+        return self.checkpoints.find(path)
+
+    async def asample(self, body: bodies.Sample) -> dict[str, Any]:
+        sampling = self.sessions.sampling(body.sampling_session_id)
+        request = bodies.read_sample(body, max_length=self.engine.info.max_length)
+        request_id = f"{sampling.sampler_id}/{body.seq_id}"
+
+        async def sample() -> Answer:
+            result = await self.samplers.sample(sampling.folder, request)
+            packed = await self.in_worker(partial(wire.write_sample_result, last_n=body.prompt_logprobs_last_n), result)
+            return Answer(packed, wire.PROTOBUF)
+
+        sequence_ids = [f"{request_id}/{row}" for row in range(body.num_samples)]
+        return self._promised(sampling.session, request_id, sample, sample_sequence_ids=sequence_ids)
+
+    # Promises
+
+    def _promised(
+        self, session: Session, request_id: str, work: Callable[[], Awaitable[Answer]], **extra: Any
+    ) -> dict[str, Any]:
+        """Begin at once. The same request sent again is the same promise."""
+        promise = self.futures.get(request_id)
+        if promise is None:
+            promise = self.futures.make(request_id, session.session_id, **extra)
+            self.futures.start(promise, work())
+        return _ticket(promise)
+
+    def _in_turn(self, model: Model, seq_id: int | None, work: Callable[[], Awaitable[Answer]]) -> dict[str, Any]:
+        """Begin when every earlier call of the model is done."""
+        number = model.lane.number(seq_id)
+        request_id = f"{model.model_id}/{number}"
+        if model.lane.has_seen(number):
+            return {"request_id": request_id, "model_id": model.model_id}
+        promise = self.futures.make(request_id, model.session.session_id, model_id=model.model_id)
+        model.lane.put(number, Job(promise, work))
+        return _ticket(promise)
+
+    # Housekeeping
+
+    async def sweep(self) -> None:
+        self.futures.sweep()
+        for session in self.sessions.silent_for(self.limits.session_seconds):
+            await self.end_session(session)
+        await self.in_worker(self.checkpoints.remove_expired)
+
+    async def close(self, patience_seconds: float) -> bool:
+        """The server goes down: nothing new begins. False if something still ran when patience was at its end."""
+        for session in self.sessions.all():
+            for model in session.models.values():
+                model.lane.abandon()
+        await self.futures.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        left = [asyncio.wrap_future(running) for running in list(self._running)]
+        late = (await asyncio.wait(left, timeout=patience_seconds))[1] if left else set()
+        self.checkpoints.close()
+        return not late
+
+    async def _put_away(self, sampling: Sampling) -> None:
+        sampling.session.samplings.pop(sampling.sampler_id, None)
+        if any(
+            other.folder == sampling.folder for session in self.sessions.all() for other in session.samplings.values()
+        ):
+            return
+        await self.samplers.close(sampling.folder)
+        if sampling.unnamed and sampling.folder is not None:
+            await self.in_worker(partial(shutil.rmtree, ignore_errors=True), sampling.folder)
+
+    def _unnamed(self, session: Session) -> Path:
+        return self.checkpoints.unnamed_folder(session.session_id)
+
+
+def _sampler_id(session: Session, number: int) -> str:
+    return f"{session.session_id}-sample-{number}"
+
+
+def _ticket(promise: Promise) -> dict[str, Any]:
+    return {"request_id": promise.request_id, **promise.extra}

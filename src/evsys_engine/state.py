@@ -1,0 +1,106 @@
+"""An adapter on disk, to go on training from.
+
+In: parameters, optimiser and settings. Out: a folder with `weights.safetensors`, `moments.safetensors` and the
+manifest; and back, bit for bit, onto an adapter of the same shape over the same model. Everything is read and checked
+before anything is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evsys_engine.folders import read_manifest, write_folder
+from evsys_engine.optimizer import AdamW
+from evsys_engine.types import BadRequest, LoraSettings, ModelInfo
+
+KIND = "training state"
+WEIGHTS, MOMENTS = "weights.safetensors", "moments.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Copies, so that they can be written while training goes on."""
+
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    steps: int
+
+
+def take_snapshot(parameters: dict[str, Tensor], optimizer: AdamW) -> Snapshot:
+    return Snapshot(weights=copied(parameters), moments=copied(_moments(optimizer)), steps=optimizer.steps)
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """In main memory, independent of the originals."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def _moments(optimizer: AdamW) -> dict[str, Tensor]:
+    mean = {f"mean.{name}": tensor for name, tensor in optimizer.mean.items()}
+    return mean | {f"square.{name}": tensor for name, tensor in optimizer.square.items()}
+
+
+def save_snapshot(folder: Path, snapshot: Snapshot, settings: LoraSettings, info: ModelInfo) -> None:
+    def write(part: Path) -> None:
+        save_file(snapshot.weights, part / WEIGHTS)
+        save_file(snapshot.moments, part / MOMENTS)
+
+    facts = {"kind": KIND, **model_facts(info), "settings": asdict(settings), "steps": snapshot.steps}
+    write_folder(folder, facts, write)
+
+
+def model_facts(info: ModelInfo) -> dict[str, Any]:
+    """Which base model the numbers belong to."""
+    return {"model": info.name, "fingerprint": info.extra["fingerprint"]}
+
+
+def read_snapshot(folder: Path, settings: LoraSettings, info: ModelInfo, shapes: dict[str, torch.Size]) -> Snapshot:
+    """The state in `folder`, which must fit these settings and the parameters' shapes."""
+    facts = read_manifest(folder, KIND)
+    check_model(folder, facts, info)
+    _check_settings(folder, facts["settings"], settings)
+    try:
+        weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
+    except (OSError, SafetensorError) as exc:
+        raise BadRequest(f"{folder} cannot be read ({exc}); take another checkpoint") from exc
+    expected = {f"{kind}.{name}": shape for kind in ("mean", "square") for name, shape in shapes.items()}
+    if shapes_of(weights) != shapes or (moments and shapes_of(moments) != expected):
+        raise BadRequest(f"{folder} holds other tensors than this adapter trains; create it as the saved one was")
+    return Snapshot(weights=weights, moments=moments, steps=int(facts["steps"]))
+
+
+def check_model(folder: Path, facts: dict[str, Any], info: ModelInfo) -> None:
+    """Refuse weights that were trained over another model."""
+    if facts["fingerprint"] != info.extra["fingerprint"]:
+        raise BadRequest(f"{folder} was trained over {facts['model']!r}, whose weights are not those of {info.name!r}")
+
+
+def _check_settings(folder: Path, saved: dict[str, Any], settings: LoraSettings) -> None:
+    """The seed may differ: it only says where the weights once began."""
+    differ = {key: value for key, value in asdict(settings).items() if key != "seed" and saved.get(key) != value}
+    if differ:
+        told = "; ".join(f"it has {key} {saved.get(key)}, this adapter has {value}" for key, value in differ.items())
+        raise BadRequest(f"{folder} does not fit: {told}; create the adapter with the saved settings")
+
+
+def shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def restore(snapshot: Snapshot, parameters: dict[str, Tensor], optimizer: AdamW, *, with_moments: bool) -> None:
+    """Put a checked snapshot back; without moments the optimiser starts afresh."""
+    for name, tensor in parameters.items():
+        tensor.copy_(snapshot.weights[name])
+    optimizer.reset(steps=snapshot.steps if with_moments else 0)
+    if with_moments and snapshot.moments:
+        for name in parameters:
+            optimizer.mean[name].copy_(snapshot.moments[f"mean.{name}"])
+            optimizer.square[name].copy_(snapshot.moments[f"square.{name}"])

@@ -1,0 +1,120 @@
+"""Random streams, and the choice of a token from logits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evsys_engine import picking
+from evsys_engine.picking import Picker, Settings
+from evsys_engine.streams import BLOCK, RowStream, fresh_seed
+from evsys_engine.types import EngineError
+
+CPU = torch.device("cpu")
+PLAIN = Settings(1.0, -1, 1.0)
+
+
+def pick(logits, settings, uniforms):
+    return Picker(settings, CPU).pick(logits, uniforms)[0]
+
+
+def support(logits, settings, points):
+    """Every token that some uniform number leads to."""
+    uniforms = np.linspace(0, 1, points, endpoint=False).tolist()
+    return set(pick(logits.expand(points, -1), [settings] * points, uniforms))
+
+
+def kept_by_hand(logits, temperature, top_k, top_p):
+    """Temperature, then top-k, then the fewest tokens that hold top_p."""
+    order = (logits / temperature).softmax(-1).sort(descending=True)
+    probs, tokens = order.values.double(), order.indices
+    if top_k > 0:
+        probs = probs[:top_k] / probs[:top_k].sum()
+    count = int((probs.cumsum(-1) - probs < top_p - 1e-12).sum())
+    return set(tokens[:count].tolist())
+
+
+def test_a_stream_is_made_of_seed_and_row_alone():
+    def numbers(seed, row):
+        stream = RowStream(seed, row)
+        return [stream.draw() for _ in range(BLOCK + 5)]
+
+    assert numbers(3, 1) == numbers(3, 1)
+    assert len({tuple(numbers(seed, row)) for seed in (-3, 0, 1, 3, 2**70) for row in (0, 1, 3)}) == 15
+    assert all(0 <= number < 1 for number in numbers(3, 1)) and len(set(numbers(3, 1))) == BLOCK + 5
+    assert fresh_seed() != fresh_seed()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.8])
+def test_draws_follow_the_models_probabilities(temperature):
+    torch.manual_seed(0)
+    logits = torch.randn(300) * 2
+    uniforms = ((np.arange(20000) + 0.5) / 20000).tolist()
+    drawn = pick(logits.expand(20000, -1), [Settings(temperature, -1, 1.0)] * 20000, uniforms)
+    shares = np.bincount(drawn, minlength=300) / 20000
+    np.testing.assert_allclose(shares, (logits / temperature).softmax(-1).numpy(), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(1.0, 5, 1.0),
+        Settings(0.7, 1, 1.0),
+        Settings(1.0, -1, 0.5),
+        Settings(1.5, 0, 0.8),
+        Settings(1.0, 20, 0.6),
+        Settings(1.0, -1, 1e-9),
+        Settings(1.0, 10_000, 1.0),
+    ],
+)
+def test_top_k_and_top_p_keep_what_they_say(settings):
+    torch.manual_seed(1)
+    logits = torch.randn(40) * 2.5
+    expected = kept_by_hand(logits, settings.temperature, settings.top_k, settings.top_p)
+    found = support(logits, settings, points=5000)
+    rare = {token for token in expected if (logits / settings.temperature).softmax(-1)[token] < 1 / 2500}
+    assert found - expected == set() and expected - found <= rare
+
+
+def test_top_p_of_a_flat_distribution_reaches_beyond_the_first_candidates():
+    torch.manual_seed(2)
+    logits = torch.randn(4 * picking.LIKELIEST) * 0.1
+    kept = kept_by_hand(logits, 1.0, 0, 0.6)
+    assert len(kept) > picking.LIKELIEST
+    floor = picking.floors((logits - logits.max())[None], [Settings(1.0, -1, 0.6)])
+    assert set(((logits - logits.max()) >= floor[0]).nonzero()[:, 0].tolist()) == kept
+
+
+def test_each_row_has_its_own_settings():
+    torch.manual_seed(3)
+    logits = torch.randn(5, 300) * 2
+    settings = [PLAIN, Settings(0.0, -1, 1.0), Settings(0.3, 3, 1.0), Settings(1.0, -1, 0.4), Settings(2.0, 7, 0.9)]
+    together = pick(logits, settings, [0.3, 0.9, 0.5, 0.7, 0.1])
+    alone = [pick(logits[i : i + 1], [settings[i]], [u])[0] for i, u in enumerate([0.3, 0.9, 0.5, 0.7, 0.1])]
+    assert together == alone
+    assert together[1] == int(logits[1].argmax())
+
+
+def test_logprobs_are_the_models_own_whatever_the_settings():
+    torch.manual_seed(4)
+    logits = torch.randn(3, 300) * 4
+    settings = [PLAIN, Settings(0.0, -1, 1.0), Settings(0.5, 4, 0.9)]
+    tokens, logprobs = Picker(settings, CPU).pick(logits, [0.2, 0.2, 0.2])
+    truth = logits.double().log_softmax(-1)
+    assert logprobs == pytest.approx([float(truth[i, token]) for i, token in enumerate(tokens)], abs=1e-5)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, math.nextafter(1.0, 0.0)])
+def test_an_impossible_token_is_never_drawn(uniform):
+    logits = torch.full((1, 1000), -torch.inf)
+    logits[0, 137], logits[0, 500] = 0.0, 0.0
+    assert pick(logits, [PLAIN], [uniform]) in ([137], [500])
+    assert pick(logits, [Settings(1.0, -1, 0.9)], [uniform]) in ([137], [500])
+
+
+def test_diverged_weights_are_named_instead_of_sampled():
+    with pytest.raises(EngineError, match="not finite"):
+        pick(torch.tensor([[0.0, torch.nan, 1.0]]), [PLAIN], [0.5])

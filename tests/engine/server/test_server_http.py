@@ -1,0 +1,300 @@
+"""The server seen from the wire: order, repetition, bad bodies, keys, silence."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from plain_http import Plain
+from toy_engine import EOS, ToyEngine
+
+from evsys_engine.server import Address, Limits, background_server
+from evsys_engine.server.schema import FLOAT32, INT64, message
+from evsys_engine.types import EngineError
+
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+
+
+def batch(model, number, loss_fn="cross_entropy", forward_only=False):
+    request = message("ForwardBackwardRequest")
+    request.model_id, request.seq_id, request.loss_fn, request.forward_only = model, number, loss_fn, forward_only
+    datum = request.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array([2, 3, 4], dtype=np.int32).tobytes()
+    for name, values, dtype in [("target_tokens", [3, 4, EOS], INT64), ("weights", [1.0, 1.0, 1.0], FLOAT32)]:
+        tensor = datum.loss_fn_inputs[name]
+        kind = np.int64 if dtype == INT64 else np.float32
+        tensor.dense, tensor.dtype = np.array(values, dtype=kind).tobytes(), dtype
+    return request.SerializeToString()
+
+
+def optim_step(model, number):
+    return {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": 0.1}}
+
+
+def eventually(check, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.02)
+
+
+def test_calls_run_in_the_order_of_their_numbers_whatever_order_they_come_in(plain, toy):
+    _, model = plain.open_model(toy.info.name)
+    late = [plain("optim_step", optim_step(model, 4)), plain("optim_step", optim_step(model, 2))]
+    late.append(plain("forward_backward", batch(model, 3), **PROTOBUF))
+    time.sleep(0.2)
+    assert toy.log == []
+    plain("forward_backward", batch(model, 1, forward_only=True), **PROTOBUF)
+    for _, ticket in late[:2]:
+        assert plain("retrieve_future", {"request_id": ticket["request_id"]})[0] == 200
+    assert toy.log == ["forward", "optim_step", "forward_backward", "optim_step"]
+
+
+def test_a_call_sent_twice_is_done_once(plain, toy):
+    _, model = plain.open_model(toy.info.name)
+    first = plain("optim_step", optim_step(model, 1))
+    assert plain("optim_step", optim_step(model, 1)) == first
+    answer = plain("retrieve_future", {"request_id": first[1]["request_id"]})
+    assert plain("optim_step", optim_step(model, 1)) == first
+    assert plain("retrieve_future", {"request_id": first[1]["request_id"]}) == answer
+    assert toy.log == ["optim_step"]
+
+
+def test_a_model_and_a_sampler_asked_for_twice_are_made_once(plain, toy, server):
+    session, model = plain.open_model(toy.info.name)
+    again = {"session_id": session, "model_seq_id": 0, "base_model": toy.info.name}
+    made = plain("create_model", again)[1]
+    assert plain("retrieve_future", {"request_id": made["request_id"]})[1]["model_id"] == model
+    ask = {"session_id": session, "sampling_session_seq_id": 0, "base_model": toy.info.name}
+    sampler = plain("create_sampling_session", ask)[1]["sampling_session_id"]
+    assert plain("create_sampling_session", ask)[1]["sampling_session_id"] == sampler
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [2]}]}
+    sample = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+    assert plain("asample", sample) == plain("asample", sample)
+    assert len(server.service.sessions.all()[0].models) == 1
+    eventually(lambda: toy.batches)
+    assert toy.batches == [1]
+
+
+def test_a_number_that_never_comes_does_not_stop_the_model_for_ever(toy, tmp_path):
+    with background_server(toy, tmp_path, limits=Limits(gap_seconds=0.3)) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(toy.info.name)
+        ticket = plain("optim_step", optim_step(model, 3))[1]
+        assert "grad_norm" in plain("retrieve_future", {"request_id": ticket["request_id"]})[1]["metrics"]
+        status, answer = plain("optim_step", optim_step(model, 1))
+        assert status == 400 and "late" in answer["detail"]
+        assert plain("optim_step", optim_step(model, 4))[0] == 200
+        eventually(lambda: toy.log == ["optim_step"] * 2)
+
+
+def test_a_client_that_does_not_count_is_served_in_the_order_it_comes(plain, toy):
+    _, model = plain.open_model(toy.info.name)
+    tickets = [plain("optim_step", optim_step(model, None))[1] for _ in range(3)]
+    assert len({ticket["request_id"] for ticket in tickets}) == 3
+    for ticket in tickets:
+        assert plain("retrieve_future", {"request_id": ticket["request_id"]})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "said"),
+    [
+        ("optim_step", b"{not json", {}, 400, "not JSON"),
+        ("optim_step", b"[" * 100_000, {}, 400, "not JSON"),
+        ("optim_step", b"\xff\xfe", {}, 400, "not JSON"),
+        ("optim_step", b"[]", {}, 400, "body"),
+        ("optim_step", {"seq_id": 1}, {}, 400, "model_id"),
+        ("optim_step", {"model_id": "session-x-train-0", "seq_id": 1}, {}, 404, "unknown"),
+        ("forward_backward", b"\x00\x01garbage", PROTOBUF, 400, "not a ForwardBackwardRequest"),
+        ("forward_backward", b"", PROTOBUF, 404, "unknown"),
+        ("forward_backward", b"{}", {"Content-Type": "application/json"}, 415, "0.25"),
+        ("forward_backward", b"x", {**PROTOBUF, "Content-Encoding": "zstd"}, 415, "compressed"),
+        ("session_heartbeat", {"session_id": "session-nobody"}, {}, 404, "unknown"),
+        ("retrieve_future", {"request_id": "nothing"}, {}, 410, "no result"),
+        ("create_sampling_session", {"session_id": "s", "sampling_session_seq_id": 0}, {}, 404, "unknown"),
+        ("weights_info", {"tinker_path": "tinker://a/weights/../../x"}, {}, 400, "not a path"),
+        ("no_such_thing", {}, {}, 404, "not offered"),
+    ],
+)
+def test_a_bad_request_is_answered_with_what_is_wrong(plain, path, body, headers, status, said):
+    answered, answer = plain(path, body, **headers)
+    assert answered == status and said in answer["detail"]
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "../x", ".hidden", "", "a\x00b", "x" * 300, "%2e%2e", "é"])
+def test_a_name_cannot_leave_its_folder(plain, toy, server, name):
+    _, model = plain.open_model(toy.info.name)
+    for path in ("save_weights", "save_weights_for_sampler"):
+        ticket = plain(path, {"model_id": model, "path": name, "sampling_session_seq_id": None})[1]
+        answer = plain("retrieve_future", {"request_id": ticket["request_id"]})[1]
+        assert answer["category"] == "user"
+    outside = list(server.service.checkpoints.folder.parent.rglob("*.json"))
+    assert all(server.service.checkpoints.folder in file.parents for file in outside)
+
+
+def test_a_body_that_is_too_large_is_refused_even_when_it_does_not_say_so(toy, tmp_path):
+    with background_server(toy, tmp_path, limits=Limits(body_bytes=1000)) as server:
+        plain = Plain(server.url)
+        assert plain("create_session", b"x" * 1001)[0] == 413
+        host = server.url.removeprefix("http://")
+        connection = http.client.HTTPConnection(host, timeout=10)
+        connection.request("POST", "/api/v1/create_session", iter([b"x" * 600] * 3), encode_chunked=True)
+        assert connection.getresponse().status == 413
+
+
+def test_with_a_key_nothing_works_without_it(toy, tmp_path, connect):
+    tinker = pytest.importorskip("tinker")
+    with background_server(toy, tmp_path, Address(key="tml-secret")) as server:
+        plain = Plain(server.url)
+        for path in ("healthz", "get_server_capabilities", "create_session"):
+            assert plain(path, b"{}" if path == "create_session" else None)[0] == 401
+            assert plain(path, b"{}" if path == "create_session" else None, **{"X-API-Key": "tml-wrong"})[0] == 401
+        assert plain("healthz", **{"X-API-Key": "tml-secret"}) == (200, {"status": "ok"})
+        with pytest.raises(tinker.AuthenticationError):
+            connect(server, "tml-wrong").get_server_capabilities()
+        training = connect(server, "tml-secret").create_lora_training_client(base_model=toy.info.name)
+        assert training.get_info().lora_rank == 32
+
+
+def test_an_address_that_others_can_reach_needs_a_key(toy, tmp_path):
+    with pytest.raises(EngineError, match="give a key"):
+        with background_server(toy, tmp_path, Address(host="0.0.0.0")):
+            pass
+    with pytest.raises(EngineError, match="tml-"):
+        with background_server(toy, tmp_path, Address(key="secret")):
+            pass
+
+
+def test_web_pages_cannot_reach_a_server_without_a_key(plain):
+    assert plain("healthz")[0] == 200
+    assert plain("healthz", Origin="https://example.org")[0] == 403
+    assert plain("healthz", Host="rebound.example.org")[0] == 403
+    assert plain("healthz", Host="localhost:1")[0] == 200
+
+
+def test_a_result_that_is_not_there_yet_is_asked_for_again(toy_folder, tmp_path):
+    slow = ToyEngine(toy_folder, delay=1.0)
+    with background_server(slow, tmp_path, limits=Limits(poll_seconds=0.2)) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(slow.info.name)
+        ticket = plain("optim_step", optim_step(model, 1))[1]
+        status, answer = plain("retrieve_future", {"request_id": ticket["request_id"]})
+        assert (status, answer["type"], answer["queue_state"]) == (408, "try_again", "active")
+        eventually(lambda: plain("retrieve_future", {"request_id": ticket["request_id"]})[0] == 200)
+
+
+def test_the_server_answers_while_the_engine_works(toy_folder, tmp_path):
+    slow = ToyEngine(toy_folder, delay=1.0)
+    with background_server(slow, tmp_path) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(slow.info.name)
+        for number in range(1, 4):
+            plain("optim_step", optim_step(model, number))
+        started = time.monotonic()
+        for _ in range(5):
+            assert plain("healthz")[0] == 200
+        assert time.monotonic() - started < 0.9
+
+
+def test_an_answer_is_not_held_back_on_its_way(server):
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+    seconds = []
+    for _ in range(100):
+        started = time.monotonic()
+        connection.request("GET", "/api/v1/healthz")
+        connection.getresponse().read()
+        seconds.append(time.monotonic() - started)
+    assert sorted(seconds)[50] < 0.035  # with Nagle's algorithm at work most take 40 ms and more
+
+
+def test_a_silent_session_is_over_and_a_heard_one_is_not(toy, tmp_path):
+    limits = Limits(session_seconds=0.8)
+    with background_server(toy, tmp_path, limits=limits) as server:
+        plain = Plain(server.url)
+        silent, _ = plain.open_model(toy.info.name)
+        heard, _ = plain.open_model(toy.info.name)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            assert plain("session_heartbeat", {"session_id": heard})[0] == 200
+            time.sleep(0.1)
+        assert toy.closed == 1
+        assert plain("session_heartbeat", {"session_id": silent})[0] == 410
+        assert [session.session_id for session in server.service.sessions.all()] == [heard]
+
+
+def test_finished_results_do_not_pile_up(toy, tmp_path):
+    limits = Limits(collected_seconds=0.2, uncollected_seconds=0.6)
+    with background_server(toy, tmp_path, limits=limits) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(toy.info.name)
+        for number in range(1, 21):
+            ticket = plain("optim_step", optim_step(model, number))[1]
+            if number % 2:
+                plain("retrieve_future", {"request_id": ticket["request_id"]})
+        eventually(lambda: len(server.service.futures) == 0)
+        assert plain("optim_step", optim_step(model, 20))[1]["request_id"] == ticket["request_id"]
+        assert plain("retrieve_future", {"request_id": ticket["request_id"]})[0] == 410
+        assert toy.log.count("optim_step") == 20
+
+
+def test_an_unloaded_model_refuses_what_was_waiting(toy_folder, tmp_path):
+    slow = ToyEngine(toy_folder, delay=0.5)
+    with background_server(slow, tmp_path) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(slow.info.name)
+        running, waiting = (plain("optim_step", optim_step(model, number))[1] for number in (1, 2))
+        eventually(lambda: slow.log == ["optim_step"])
+        ticket = plain("unload_model", {"model_id": model})[1]
+        assert plain("retrieve_future", {"request_id": ticket["request_id"]})[1]["model_id"] == model
+        assert "metrics" in plain("retrieve_future", {"request_id": running["request_id"]})[1]
+        assert "unloaded" in plain("retrieve_future", {"request_id": waiting["request_id"]})[1]["error"]
+        assert plain("get_info", {"model_id": model})[0] == 404
+        assert slow.closed == 1 and slow.log == ["optim_step"]
+
+
+def test_who_waits_is_sent_away_when_the_server_stops(toy_folder, tmp_path):
+    slow = ToyEngine(toy_folder, delay=3.0)
+    found = []
+    with background_server(slow, tmp_path) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(slow.info.name)
+        ticket = plain("optim_step", optim_step(model, 1))[1]
+        ask = {"request_id": ticket["request_id"]}
+        waiting = threading.Thread(target=lambda: found.append((*plain("retrieve_future", ask), time.monotonic())))
+        waiting.start()
+        time.sleep(0.3)
+        stopped = time.monotonic()
+    waiting.join()
+    status, _, answered = found[0]
+    assert status == 408 and answered - stopped < 2
+    assert slow.log == ["optim_step"] and time.monotonic() - stopped > 2  # what ran was let finish
+
+
+def test_two_servers_do_not_share_a_folder(toy, tmp_path):
+    with background_server(toy, tmp_path):
+        with pytest.raises(EngineError, match="another server"):
+            with background_server(toy, tmp_path):
+                pass
+
+
+def test_an_error_of_the_engine_is_the_servers_fault(plain, toy, monkeypatch):
+    def break_down(_):
+        raise RuntimeError("out of memory")
+
+    _, model = plain.open_model(toy.info.name)
+    monkeypatch.setattr(toy, "work", break_down)
+    ticket = plain("optim_step", optim_step(model, 1))[1]
+    answer = plain("retrieve_future", {"request_id": ticket["request_id"]})[1]
+    assert answer == {"error": "RuntimeError: out of memory", "category": "server"}
+    monkeypatch.undo()
+    ticket = plain("optim_step", optim_step(model, 2))[1]
+    assert "metrics" in plain("retrieve_future", {"request_id": ticket["request_id"]})[1]
+
+
+def test_telemetry_is_taken_and_forgotten(plain):
+    assert plain("telemetry", {"events": [{"event": "x"}], "session_id": "s"}) == (200, {"status": "accepted"})
+    assert json.loads(json.dumps(plain("client/config", {"sdk_version": "0.36.0"})[1]))["pjwt_auth_enabled"] is False
