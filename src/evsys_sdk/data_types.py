@@ -295,6 +295,13 @@ def has_images(row: TypedRow | dict[str, Any]) -> bool:
     )
 
 
+def task_messages(task: HarborTask) -> list[dict[str, Any]]:
+    """The chat that puts a task to the model: `metadata.system` speaks first, `metadata.history` went before."""
+    system = task.metadata.get("system")
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, *task.metadata.get("history", []), {"role": "user", "content": task.instruction}]
+
+
 def content_text(content: Content | None) -> str:
     """The text of a message's content; images contribute nothing."""
     if isinstance(content, list):

@@ -140,6 +140,8 @@ class Capabilities:
     topk_prompt_logprobs: bool = False
     resume: bool = False
     """State with optimiser can be saved and loaded."""
+    average_weights: bool = False
+    """The service has `average_weights(paths, shares, name)`: sampler weights that are a weighted sum of saved ones."""
 
 
 @runtime_checkable

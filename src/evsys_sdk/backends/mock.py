@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,7 @@ class MockService:
             prompt_logprobs=True,
             topk_prompt_logprobs=True,
             resume=True,
+            average_weights=True,
         )
 
     def create_training_client(self, *, rank: int, seed: int) -> Answer[MockTrainingClient]:
@@ -103,6 +104,15 @@ class MockService:
 
     def create_sampling_client(self, path: str | None = None) -> Answer[MockSamplingClient]:
         return Answer(lambda: MockSamplingClient(self, self._model(path)), self.due())
+
+    def average_weights(self, paths: Sequence[str], shares: Sequence[float], name: str) -> Answer[str]:
+        """Sampler weights that are the weighted sum of saved ones; returns their path."""
+        from evsys_sdk.backends.mock_files import average, save
+
+        return Answer(
+            lambda: save(self.directory, name, average(paths, shares, self.model_name), None),
+            self.due(),
+        )
 
     def get_tokenizer(self) -> ByteTokenizer:
         return ByteTokenizer()

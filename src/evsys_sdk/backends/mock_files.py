@@ -12,6 +12,7 @@ import io
 import json
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +78,20 @@ def restore(path: str, kind: Kind, model_name: str, rank: int | None = None) -> 
         return model, _optimizer(model, head, arrays) if kind == "state" else None
     except (KeyError, IndexError, ValueError) as exc:
         raise BackendError(f"{path} is not a whole checkpoint of the mock backend ({exc})") from exc
+
+
+def average(paths: Sequence[str], shares: Sequence[float], model_name: str) -> TableModel:
+    """A model whose weights are the weighted sum of those in sampler files."""
+    models = [restore(path, "sampler", model_name)[0] for path in paths]
+    ranks = sorted({model.rank for model in models})
+    if len(ranks) != 1:
+        raise BackendError(f"cannot average weights of ranks {', '.join(map(str, ranks)) or 'none'}, which differ")
+    total = TableModel(model_name=model_name, rank=models[0].rank, seed=None)
+    for model, share in zip(models, shares, strict=True):
+        rows = np.flatnonzero(model.used)
+        total.weights[rows] += np.float32(share) * model.weights[rows]
+        total.used[rows] = True
+    return total
 
 
 def _fill(model: TableModel, arrays: dict[str, Array]) -> None:

@@ -11,10 +11,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
-from evsys_sdk.data_types import HarborTask, InProcessVerifier
+from evsys_sdk.data_types import HarborTask, InProcessVerifier, task_messages
 from evsys_sdk.errors import BackendError, Cancelled, EvsysError
 from evsys_sdk.protocols import Renderer, Rollout, Turn
 from evsys_sdk.registry import verifiers
@@ -37,13 +36,6 @@ def refusal(task: HarborTask) -> str | None:
     if isinstance(task.verifier, InProcessVerifier):
         return None
     return f"a verifier of kind {task.verifier.kind!r} needs a rollout engine that this version does not have"
-
-
-def messages_of(task: HarborTask) -> list[dict[str, Any]]:
-    """The chat that puts the task to the model; `metadata.system` speaks first."""
-    system = task.metadata.get("system")
-    before = [{"role": "system", "content": system}] if system else []
-    return [*before, {"role": "user", "content": task.instruction}]
 
 
 class InProcessRolloutEngine:
@@ -97,7 +89,7 @@ class InProcessRolloutEngine:
         started = self.clock()
         try:
             self._refuse(task)
-            prompt = renderer.prompt(messages_of(task))
+            prompt = renderer.prompt(task_messages(task))
             # The task's own seed: its draw must not depend on which tasks it shares a batch with.
             drawn = replace(sampling, seed=derive_seed(sampling.seed, task.task_id))
             output = await self._sample(sampler, prompt, n, drawn)

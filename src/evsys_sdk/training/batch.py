@@ -28,6 +28,10 @@ class TrainingBatch:
     """What the model did to make this data, where it did."""
     row_ids: list[str] = field(default_factory=list)
     """Where the data came from; named when the step goes wrong."""
+    loss_scale: float | None = None
+    """What `loss:sum` is divided by for the logs; None takes the weight of the tokens that pull."""
+    keep_together: int = 1
+    """Neighbours in `data` that one call must see together: 2 for pairs."""
 
 
 def epoch_order(n: int, epoch: int, seed: int) -> list[int]:

@@ -164,7 +164,8 @@ async def _train(
     """One optimiser step. A batch without data moves nothing."""
     if not batch.data:
         return [], OptimStepOutput()
-    size = -(-len(batch.data) // pieces)
+    together = batch.keep_together
+    size = -(-len(batch.data) // (pieces * together)) * together
     parts = [batch.data[begin : begin + size] for begin in range(0, len(batch.data), size)]
     calls = [_forward_backward(client, batch, part) for part in parts]
     optim = client.optim_step(adam)
@@ -201,7 +202,7 @@ def _metrics(
     metrics = merged([output.metrics for output in outputs]) | optim.metrics
     metrics["lr"] = adam.learning_rate
     if outputs:
-        metrics["loss"] = metrics["loss:sum"] / (_weight(batch) or len(outputs))
+        metrics["loss"] = metrics["loss:sum"] / (batch.loss_scale or _weight(batch) or len(outputs))
     return metrics
 
 

@@ -1,0 +1,29 @@
+"""What the model did while it was trained, for people to read.
+
+In: the rollouts of a step. Out: lines in `<run_dir>/logs/training/rollouts.jsonl`, at most so many per step. They stay
+on disk; only rollouts of evaluations go to a dashboard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from evsys_sdk.jsonl import encode_row
+from evsys_sdk.protocols import Rollout
+
+FILE = Path("logs") / "training" / "rollouts.jsonl"
+
+
+def log_rollouts(run_dir: Path, step: int, rollouts: list[Rollout], *, limit: int, stage: str | None = None) -> None:
+    """Append the first `limit` rollouts of a step."""
+    if limit == 0:
+        return
+    path = run_dir / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        encode_row({"step": step, "stage": stage, "completion": rollout.completion, **asdict(rollout)})
+        for rollout in rollouts[:limit]
+    ]
+    with open(path, "ab") as handle:
+        handle.write(b"".join(lines))

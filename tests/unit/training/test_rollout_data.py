@@ -1,0 +1,120 @@
+"""What may be trained on, and what it becomes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from evsys_sdk.protocols import Rollout, Turn
+from evsys_sdk.surface import ForwardBackwardOutput
+from evsys_sdk.training.rollout_data import (
+    entropy_of,
+    gate,
+    length_of,
+    policy_datum,
+    reason_to_drop,
+    rollout_metrics,
+    sampling_drift,
+    soft_target_datum,
+)
+
+
+def _turn(prompt=(1, 2, 3), completion=(4, 5), logprobs=(-0.5, -1.0)):
+    return Turn(prompt_tokens=[*prompt], completion_tokens=[*completion], logprobs=[*logprobs], text="?")
+
+
+def _rollout(*turns, reward=1.0, **fields):
+    return Rollout(task_id="t", turns=[*turns] or [_turn()], reward=reward, **fields)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "reason"),
+    [
+        (_rollout(), None),
+        (_rollout(reward=0.0), None),
+        (_rollout(status="timeout"), "timeout"),
+        (_rollout(status="infra_error", reward=None), "infra_error"),
+        (_rollout(status="agent_error"), "agent_error"),
+        (_rollout(status="cancelled"), "cancelled"),
+        (_rollout(reward=None), "no_reward"),
+        (_rollout(reward=math.nan), "no_reward"),
+        (_rollout(reward=math.inf), "no_reward"),
+        (_rollout(_turn(completion=(), logprobs=())), "no_tokens"),
+        (_rollout(_turn(prompt=())), "no_tokens"),
+        (_rollout(_turn(), _turn(logprobs=(-0.5,))), "unequal_lengths"),
+        (_rollout(_turn(logprobs=(-0.5, math.nan))), "bad_logprobs"),
+        (_rollout(_turn(logprobs=(-0.5, -math.inf))), "bad_logprobs"),
+    ],
+)
+def test_a_rollout_passes_only_when_it_is_whole(rollout, reason):
+    assert reason_to_drop(rollout) == reason
+
+
+def test_a_rollout_without_turns_has_no_tokens():
+    assert reason_to_drop(Rollout(task_id="t", reward=1.0)) == "no_tokens"
+
+
+def test_a_reward_is_asked_for_only_where_it_is_used():
+    assert reason_to_drop(_rollout(reward=None), rewards=False) is None
+
+
+def test_the_gate_counts_each_drop_by_its_reason_and_forgets_empty_groups():
+    bad = _rollout(status="infra_error", reward=None, error="lost")
+    gated = gate([[_rollout(), bad], [bad, _rollout(reward=None)]])
+    assert [len(group) for group in gated.groups] == [1]
+    assert gated.dropped == {"infra_error": 2, "no_reward": 1} and gated.first_error == "lost"
+
+
+def test_reward_mean_is_over_all_rollouts_that_have_one_and_a_missing_one_is_no_zero():
+    groups = [[_rollout(reward=1.0), _rollout(reward=0.5, status="timeout")], [_rollout(reward=None)]]
+    metrics = rollout_metrics(groups, gate(groups))
+    assert metrics["reward/mean"] == 0.75 and metrics["reward/std"] == 0.25
+    assert metrics["rollouts"] == 3 and metrics["rollouts_dropped"] == 2
+    assert metrics["dropped/timeout"] == 1 and metrics["dropped/no_reward"] == 1
+    assert metrics["entropy"] == 0.75 and metrics["completion_tokens"] == 2
+
+
+def test_rollouts_that_all_failed_have_no_reward_at_all():
+    groups = [[_rollout(reward=None, status="infra_error")]]
+    assert "reward/mean" not in rollout_metrics(groups, gate(groups))
+
+
+def test_a_policy_datum_is_shifted_and_only_written_tokens_pull():
+    datum = policy_datum(_turn(), [0.7, 0.9])
+    assert datum.model_input.tokens == (1, 2, 3, 4)
+    inputs = {key: value.tolist() for key, value in datum.loss_fn_inputs.items()}
+    assert inputs["target_tokens"] == [2, 3, 4, 5]
+    assert inputs["logprobs"] == [0, 0, -0.5, -1.0]
+    assert inputs["advantages"] == pytest.approx([0, 0, 0.7, 0.9])
+
+
+def test_soft_targets_stand_where_the_answer_is_and_add_up_to_one():
+    rows = [None, [(7, math.log(0.6)), (8, math.log(0.2))]]
+    datum = soft_target_datum(_turn(), rows, 3)
+    targets, weights = (datum.loss_fn_inputs[key].to_numpy() for key in ("target_tokens", "weights"))
+    assert targets.shape == weights.shape == (4, 3) and targets.dtype == np.int64
+    assert targets[3].tolist() == [7, 8, 0] and weights[3].tolist() == pytest.approx([0.75, 0.25, 0.0])
+    assert not weights[:3].any(), "neither the prompt nor a skipped token pulls"
+
+
+def test_more_than_k_targets_are_cut_to_the_best():
+    row = [(token, math.log(0.2)) for token in range(5)]
+    datum = soft_target_datum(_turn(), [row, row], 2)
+    assert datum.loss_fn_inputs["weights"].to_numpy()[2].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_entropy_is_that_of_the_normalised_distribution():
+    assert entropy_of([(0, math.log(0.25)), (1, math.log(0.25))]) == pytest.approx(math.log(2))
+
+
+def test_the_length_of_a_rollout_counts_all_turns():
+    assert length_of(_rollout(_turn(), _turn(completion=(9,), logprobs=(-0.1,)))) == 3
+
+
+def test_sampling_drift_looks_at_written_tokens_alone():
+    data = [policy_datum(_turn(), [1.0, 1.0])]
+    outputs = [ForwardBackwardOutput(metrics={}, logprobs=[[-9.0, -9.0, -0.7, -1.4]])]
+    assert sampling_drift(data, outputs) == {"kl_sampling": pytest.approx(0.3)}
+    assert sampling_drift([], []) == {}
