@@ -15,7 +15,14 @@ from evsys_sdk.registry import Registry
 
 BUILT_INS = (
     "evsys_sdk.algorithms.sft",
+    "evsys_sdk.algorithms.rl",
+    "evsys_sdk.algorithms.dpo",
+    "evsys_sdk.algorithms.distill",
+    "evsys_sdk.algorithms.sdft",
+    "evsys_sdk.algorithms.combo",
     "evsys_sdk.backends.mock",
+    "evsys_sdk.backends.local",
+    "evsys_sdk.backends.tinker",
     "evsys_sdk.data.transforms",
     "evsys_sdk.data.stores",
     "evsys_sdk.record.log_stores",

@@ -127,7 +127,7 @@ def show_entry(args: argparse.Namespace) -> int:
         print_json({**plain, "formats": seen.formats, "fields": seen.fields, "first_row": next(iter(seen.rows), None)})
         return EXIT_OK
     lineage = plain.pop("lineage")
-    shown = {**plain, "bytes": f"{entry.bytes} ({_size(entry.bytes)})", **lineage}
+    shown = {**plain, "bytes": f"{entry.bytes} ({format_size(entry.bytes)})", **lineage}
     shown |= {"formats": seen.formats, "fields": seen.fields}
     print_table([], [[key, _text(value)] for key, value in shown.items() if value not in ("", (), {})])
     for row in seen.rows:
@@ -181,7 +181,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _cells(entry: Manifest) -> list[str]:
-    size, added = _size(entry.bytes), entry.lineage.created_at
+    size, added = format_size(entry.bytes), entry.lineage.created_at
     return [entry.name, f"v{entry.version}", entry.kind, str(entry.rows), size, added, entry.id]
 
 
@@ -197,7 +197,8 @@ def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _size(size: float) -> str:
+def format_size(size: float) -> str:
+    """Bytes for people: `93.4 MB`."""
     for unit in ("B", "KB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,280 @@
+"""The local backend: the engine in this process, real gradients on CPU or GPU.
+
+In: a model's name (built-in, folder, GGUF file, hub id) and a run directory. Out: a service that answers the training
+surface. One engine per model stays warm and serves every run of the process; a run adds only its adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from evsys_sdk.config.models import Params
+from evsys_sdk.errors import BackendError, blame, need
+from evsys_sdk.registry import register_backend
+from evsys_sdk.surface import (
+    AdamParams,
+    Capabilities,
+    Datum,
+    ForwardBackwardOutput,
+    LossCallable,
+    Messages,
+    ModelInput,
+    OptimStepOutput,
+    SampledSequence,
+    SampleOutput,
+    SamplingParams,
+)
+
+
+@register_backend("local")
+class LocalBackend:
+    """True training of a real model on this machine's CPU or GPU (extra `local`)."""
+
+    class Config(Params):
+        device: str = "auto"
+        """`cpu`, `cuda`, `cuda:1`; auto takes a GPU if there is one."""
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+        """auto takes bfloat16 only where the machine is fast at it."""
+        threads: int | None = Field(default=None, ge=1)
+        """CPU threads of torch; by default as many as there are cores."""
+        max_batch_tokens: int | None = Field(default=None, ge=1)
+        """Tokens per forward pass; less needs less memory."""
+
+    def __init__(self, **params: Any):
+        self.cfg = self.Config(**params)
+
+    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
+        need("torch", extra="local")
+        need("transformers", extra="local")
+        settings = {
+            "device": self.cfg.device,
+            "dtype": self.cfg.dtype,
+            "threads": self.cfg.threads,
+            "max_batch_tokens": self.cfg.max_batch_tokens,
+        }
+        engine = warm_engine(model.name, settings)
+        return {"service": LocalService(engine, Path(run_dir).absolute() / "weights")}
+
+    def teardown(self, handles: dict[str, Any]) -> None:
+        handles["service"].close()
+
+
+_engines: dict[tuple[Any, ...], Any] = {}
+_loading = threading.Lock()
+
+
+def warm_engine(name: str, settings: dict[str, Any]) -> Any:
+    """The engine of this model and these settings; loaded once, the last one used stays."""
+    from evsys_engine.engine import Engine
+    from evsys_engine.models import find_model
+
+    with _loading, blame(BackendError, f"loading model {name!r}"):
+        folder = find_model(name)
+        key = (str(folder.path), *settings.items())
+        if key not in _engines:
+            _engines.clear()  # one model at a time: memory is the scarce thing
+            given = {option: value for option, value in settings.items() if value is not None}
+            _engines[key] = Engine.load(folder.path, name=name, **given)
+        return _engines[key]
+
+
+class LocalService:
+    """Adapters and samplers over a warm engine; their files lie in the run's directory."""
+
+    capabilities = Capabilities(
+        losses=frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo", "dro"}),
+        custom_loss=True,
+        prompt_logprobs=True,
+        topk_prompt_logprobs=True,
+        resume=True,
+    )
+
+    def __init__(self, engine: Any, folder: Path):
+        self.engine, self.folder = engine, folder
+        self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evsys-local")
+        self.opened: list[Any] = []
+        self.numbers = itertools.count(1)
+
+    def create_training_client(self, *, rank: int, seed: int) -> Awaitable[LocalTrainingClient]:
+        from evsys_engine.types import LoraSettings
+
+        def make() -> LocalTrainingClient:
+            adapter = self.keep(self.engine.create_adapter(LoraSettings(rank=rank, seed=seed)))
+            return LocalTrainingClient(self, adapter)
+
+        return submit(self.worker, make)
+
+    def create_sampling_client(self, path: str | None = None) -> Awaitable[LocalSamplingClient]:
+        from evsys_engine.sample_queue import SampleQueue
+
+        def make() -> LocalSamplingClient:
+            sampler = self.keep(self.engine.load_sampler(Path(path) if path else None))
+            return LocalSamplingClient(self.keep(SampleQueue(sampler)))
+
+        return submit(self.worker, make)
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        return ChatTokenizer(self.engine.tokenizer)
+
+    def keep(self, thing: Any) -> Any:
+        self.opened.append(thing)
+        return thing
+
+    def new_folder(self, name: str) -> Path:
+        """A place of its own for saved weights: no checkpoint is ever written over another."""
+        while True:
+            folder = self.folder / f"{name}-{next(self.numbers):04d}"
+            if not folder.exists():
+                return folder
+
+    def close(self) -> None:
+        self.worker.shutdown(wait=True)
+        for thing in reversed(self.opened):  # a queue before its sampler
+            thing.close()
+
+
+def submit[T](worker: ThreadPoolExecutor, act: Callable[[], T]) -> Awaitable[T]:
+    """Start `act` now, behind what was submitted before; engine errors come out as BackendErrors."""
+
+    def work() -> T:
+        with blame(BackendError, "the local engine"):
+            return act()
+
+    return asyncio.wrap_future(worker.submit(work))
+
+
+class LocalTrainingClient:
+    """One adapter; its calls are done in the order they are made."""
+
+    def __init__(self, service: LocalService, adapter: Any):
+        self.service, self.adapter, self.worker = service, adapter, service.worker
+
+    def forward_backward(
+        self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
+    ) -> Awaitable[ForwardBackwardOutput]:
+        return submit(
+            self.worker, lambda: _output(self.adapter.forward_backward(engine_data(data), loss_fn, loss_fn_config))
+        )
+
+    def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Awaitable[ForwardBackwardOutput]:
+        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), loss_fn)))
+
+    def optim_step(self, adam_params: AdamParams) -> Awaitable[OptimStepOutput]:
+        from evsys_engine.types import AdamSettings
+
+        settings = AdamSettings(**{name: getattr(adam_params, name) for name in AdamParams.__dataclass_fields__})
+        return submit(self.worker, lambda: OptimStepOutput(metrics=self.adapter.optim_step(settings)))
+
+    def save_state(self, name: str) -> Awaitable[str]:
+        return self._save(self.adapter.save_state, f"{name}-state")
+
+    def save_weights_for_sampler(self, name: str) -> Awaitable[str]:
+        return self._save(self.adapter.save_weights, f"{name}-sampler")
+
+    def _save(self, act: Callable[[Path], None], name: str) -> Awaitable[str]:
+        folder = self.service.new_folder(name)
+
+        def save() -> str:
+            act(folder)
+            return str(folder)
+
+        return submit(self.worker, save)
+
+    def load_state(self, path: str, *, optimizer: bool = True) -> Awaitable[None]:
+        return submit(self.worker, lambda: self.adapter.load_state(Path(path), optimizer=optimizer))
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        return self.service.get_tokenizer()
+
+
+class LocalSamplingClient:
+    """Fixed weights; requests that wait together are sampled together."""
+
+    def __init__(self, queue: Any):
+        self.queue = queue
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        *,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+    ) -> Awaitable[SampleOutput]:
+        from evsys_engine.types import SampleRequest
+
+        request = SampleRequest(
+            tokens=prompt.tokens,
+            num_samples=num_samples,
+            **{name: getattr(sampling_params, name) for name in SamplingParams.__dataclass_fields__},
+            prompt_logprobs=include_prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+        )
+        return self._ask(request)
+
+    async def _ask(self, request: Any) -> SampleOutput:
+        with blame(BackendError, "the local engine"):
+            result = await asyncio.wrap_future(self.queue.submit(request))
+        rows = [
+            SampledSequence(tokens=row.tokens, logprobs=row.logprobs, stop_reason=row.stop_reason)
+            for row in result.rows
+        ]
+        return SampleOutput(
+            sequences=rows,
+            prompt_logprobs=result.prompt_logprobs,
+            topk_prompt_logprobs=result.topk_prompt_logprobs,
+        )
+
+    async def compute_logprobs(self, prompt: ModelInput) -> list[float | None]:
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        output = await self.sample(prompt, 1, params, include_prompt_logprobs=True)
+        return output.prompt_logprobs or []
+
+
+def engine_data(data: list[Datum]) -> list[Any]:
+    """Our records as the engine's; a custom loss still sees ours."""
+    from evsys_engine.types import TrainingDatum
+
+    return [
+        TrainingDatum(
+            tokens=datum.model_input.tokens,
+            inputs={key: value.to_numpy() for key, value in datum.loss_fn_inputs.items()},
+            source=datum,
+        )
+        for datum in data
+    ]
+
+
+def _output(result: Any) -> ForwardBackwardOutput:
+    return ForwardBackwardOutput(metrics=result.metrics, logprobs=[array.tolist() for array in result.logprobs])
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer as the surface wants it: plain encode and decode, the model's own chat template."""
+
+    def __init__(self, tokenizer: Any):
+        self.inner = tokenizer
+        self.eos_token_id: int = tokenizer.eos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.inner.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Any) -> str:
+        return str(self.inner.decode(list(tokens), skip_special_tokens=False))
+
+    def apply_chat_template(self, messages: Messages, *, add_generation_prompt: bool = False) -> list[int]:
+        if not getattr(self.inner, "chat_template", None):
+            raise BackendError("this model's tokenizer has no chat template; use a chat model")
+        tokens = self.inner.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
+        )
+        return [int(token) for token in tokens]

@@ -1,0 +1,69 @@
+"""`evsys backend check`: what can this backend really do?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser("backend", help="try a backend", description="Look at training backends.")
+    own = parser.add_subparsers(dest="backend_verb", metavar="<verb>", required=True)
+    check = own.add_parser(
+        "check",
+        help="run golden calls and print what the backend can do",
+        description="Run golden calls against a backend and print its capability card. Exit code 2 if one is wrong.",
+    )
+    check.add_argument("kind", help="the backend, e.g. mock")
+    check.add_argument("--model", default="tiny-random", help="the model to try it with (default: tiny-random)")
+    check.add_argument(
+        "--set", dest="params", action="append", default=[], metavar="PARAM=VALUE", help="a backend param"
+    )
+    check.add_argument("--json", action="store_true", help="print as JSON")
+    check.set_defaults(run=check_backend)
+
+
+def check_backend(args: argparse.Namespace) -> int:
+    import tempfile
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from evsys_sdk import registry
+    from evsys_sdk.asyncs import run_async
+    from evsys_sdk.atomic import to_json
+    from evsys_sdk.backends.check import check_service
+    from evsys_sdk.config.models import ModelConfig
+    from evsys_sdk.errors import BackendError
+
+    backend = registry.backends.build(args.kind, _params(args.params))
+    with tempfile.TemporaryDirectory(prefix="evsys-check-") as folder:
+        handles = backend.prepare(model=ModelConfig(name=args.model), run_dir=Path(folder))
+        try:
+            service = handles.get("service")
+            if service is None:
+                raise BackendError(f"backend {args.kind!r} offers no training service, so there is nothing to check")
+            findings = run_async(check_service(service))
+        finally:
+            backend.teardown(handles)
+    if args.json:
+        print(to_json({"backend": args.kind, "model": args.model, "findings": [asdict(f) for f in findings]}, indent=2))
+    else:
+        width = max(len(found.question) for found in findings)
+        for found in findings:
+            print(f"{'ok   ' if found.ok else 'WRONG'} {found.question:<{width}}  {found.detail}")
+    return EXIT_OK if all(found.ok for found in findings) else EXIT_RUN_FAILED
+
+
+def _params(assignments: list[str]) -> dict[str, Any]:
+    from evsys_sdk.config.document import parse_value
+    from evsys_sdk.errors import EvsysError
+
+    params = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise EvsysError(f"--set takes param=value, e.g. --set latency_ms=5; got {text!r}")
+        params[key] = parse_value(value)
+    return params
