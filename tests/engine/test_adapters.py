@@ -223,6 +223,21 @@ def test_concurrent_threads_get_what_they_would_get_alone(llama, make_data):
     assert all(same(weights_of(a), weights_of(b)) for a, b in zip(adapters, expected, strict=True))
 
 
+def test_data_is_read_when_the_call_is_made_not_when_its_turn_comes(llama, adapter, make_data):
+    data = make_data()
+    expected = adapter.forward(data, "cross_entropy")
+    with ThreadPoolExecutor(1) as pool:
+        with llama.lock:
+            answer = pool.submit(adapter.forward, data, "cross_entropy")
+            while not llama.lock._queue:
+                time.sleep(0.001)
+            for item in data:
+                item.inputs["weights"][:] = 7
+                item.inputs["target_tokens"][:] = 7
+        found = answer.result(timeout=10)
+    assert found.metrics == expected.metrics
+
+
 def test_another_thread_sees_the_plain_model_while_an_adapter_runs(llama, make_data):
     adapter, tokens = llama.create_adapter(LoraSettings(rank=4)), torch.tensor([[1, 2, 3]])
     train(adapter, make_data, range(2))
@@ -265,6 +280,10 @@ def test_impossible_settings_are_refused(llama):
         llama.create_adapter(LoraSettings(rank=2, alpha=0.0))
     with pytest.raises(EngineError, match="nothing to train"):
         llama.create_adapter(LoraSettings(rank=2, train_attn=False, train_mlp=False))
+
+
+def test_usual_models_are_packed(engine):
+    assert engine._shared.packs
 
 
 def test_a_model_whose_layers_mix_neighbours_gets_one_sequence_at_a_time(save_model, make_data):

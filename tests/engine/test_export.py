@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evsys_engine.engine import Engine
 from evsys_engine.export import read_weights
 from evsys_engine.lora import ATTENTION, MLP
-from evsys_engine.types import AdamSettings, BadRequest, LoraSettings
+from evsys_engine.types import AdamSettings, BadRequest, LoraSettings, SampleRequest, TrainingDatum
 
 
 def trained(engine, make_data, **settings):
@@ -91,6 +91,21 @@ def test_a_sampler_over_a_whole_model_gets_every_tensor(llama, make_data, tmp_pa
     full = samplers[0]["full"]
     assert full.keys() == dict(llama.model.named_parameters(remove_duplicate=False)).keys()
     assert all(torch.equal(full[name], own) for name, own in adapter._weights.parameters.items())
+
+
+@pytest.mark.parametrize("settings", [{}, {"train_unembed": True}, {"rank": 0}])
+def test_the_sampler_says_of_a_text_what_the_adapter_says(engine, make_data, tmp_path, settings):
+    adapter, (datum,) = trained(engine, make_data, **settings), make_data((20,))
+    text = [*datum.tokens, 5]
+    shifted = TrainingDatum(
+        tokens=datum.tokens, inputs={"target_tokens": np.array(text[1:]), "weights": np.ones(20, np.float32)}
+    )
+    adapter.save_weights(tmp_path / "weights")
+    sampler = engine.load_sampler(tmp_path / "weights")
+    (result,) = sampler.sample([SampleRequest(tokens=text, max_tokens=1, prompt_logprobs=True)])
+    sampler.close()
+    ours = adapter.forward([shifted], "cross_entropy").logprobs[0]
+    np.testing.assert_allclose(result.prompt_logprobs[1:], ours, rtol=0, atol=1e-4)
 
 
 def test_a_sampler_over_the_base_gets_nothing_else(llama, samplers):
