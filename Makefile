@@ -3,7 +3,7 @@
 
 QUICKSTART      ?= .venv/bin/evsys run examples/quickstart/config.yaml
 QUICKSTART_SETS ?= base
-DEV_SETS        ?= dev
+DEV_SETS        ?= dev local tinker
 PYTEST_ARGS     ?= -q -n auto
 PERF            ?= $(sort $(wildcard perf/*.py))
 LOCK_FLAGS      ?=
