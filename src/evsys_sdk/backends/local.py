@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.config.models import Params
 from evsys_sdk.errors import BackendError, blame, need
 from evsys_sdk.registry import register_backend
@@ -25,7 +26,6 @@ from evsys_sdk.surface import (
     Datum,
     ForwardBackwardOutput,
     LossCallable,
-    Messages,
     ModelInput,
     OptimStepOutput,
     SampledSequence,
@@ -256,25 +256,3 @@ def engine_data(data: list[Datum]) -> list[Any]:
 
 def _output(result: Any) -> ForwardBackwardOutput:
     return ForwardBackwardOutput(metrics=result.metrics, logprobs=[array.tolist() for array in result.logprobs])
-
-
-class ChatTokenizer:
-    """A Hugging Face tokenizer as the surface wants it: plain encode and decode, the model's own chat template."""
-
-    def __init__(self, tokenizer: Any):
-        self.inner = tokenizer
-        self.eos_token_id: int = tokenizer.eos_token_id
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.inner.encode(text, add_special_tokens=False))
-
-    def decode(self, tokens: Any) -> str:
-        return str(self.inner.decode(list(tokens), skip_special_tokens=False))
-
-    def apply_chat_template(self, messages: Messages, *, add_generation_prompt: bool = False) -> list[int]:
-        if not getattr(self.inner, "chat_template", None):
-            raise BackendError("this model's tokenizer has no chat template; use a chat model")
-        tokens = self.inner.apply_chat_template(
-            messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
-        )
-        return [int(token) for token in tokens]

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.backends.local import ChatTokenizer
+from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.config.models import Params
 from evsys_sdk.errors import BackendError, EvsysAuthError, blame, need
 from evsys_sdk.registry import register_backend
