@@ -9,7 +9,7 @@ PERF            ?= $(sort $(wildcard perf/*.py))
 LOCK_FLAGS      ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format lock perf clean dev
+.PHONY: help quickstart test slow check format lock perf clean dev
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -18,8 +18,11 @@ quickstart: ## set up, run the example experiment, print its result
 	@requirements/bootstrap.sh $(QUICKSTART_SETS)
 	$(QUICKSTART)
 
-test: check ## set up, check, run every test
+test: check ## set up, check, run the tests
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+slow: dev ## the tests that take minutes each: real weights, SkyRL's server
+	.venv/bin/python -m pytest -v -m slow
 
 check: dev ## lint, formatting, types
 	.venv/bin/ruff check .

@@ -8,8 +8,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evsys_engine.models import find_model
 
-pytestmark = pytest.mark.slow
-
 LLAMA_CPP = {
     "hello world": [28120, 905],
     " hello  world   ": [33662, 216, 905, 333],

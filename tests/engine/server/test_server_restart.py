@@ -45,7 +45,6 @@ def step(training, datum):
     return training.optim_step(types.AdamParams(learning_rate=0.01)).result()
 
 
-@pytest.mark.slow
 def test_checkpoints_and_samplers_survive_a_kill(model_dirs, tmp_path):
     options = ["--model", str(model_dirs["llama"]), "--checkpoints", str(tmp_path / "checkpoints")]
     prompt = types.ModelInput.from_ints(PROMPT)
