@@ -17,6 +17,7 @@ DEFAULT_LOG_DIR = ".evsys/mirror"
 WORKSPACE_DIR = ".evsys"
 RUN_RESULT_FILE = "run_result.json"
 EXPERIMENT_RESULT_FILE = "experiment_result.json"
+JOURNAL_FILE = "journal.sqlite"
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 1

@@ -94,6 +94,10 @@ class BackendError(EvsysError):
     """A training backend refused or lost a call."""
 
 
+class BackendUnavailable(BackendError):
+    """A backend that did not answer, or not in time, however often it was asked, or that has lost the run's session."""
+
+
 class VerifierFailed(EvsysError):
     """A verifier raised; the rollout stays unscored and is never counted as 0 reward by accident."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from evsys_sdk.config.models import ExperimentConfig, RunConfig
 from evsys_sdk.config.names import directory_name
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.config.source import source_of
-from evsys_sdk.constants import EXPERIMENT_RESULT_FILE
+from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE
 from evsys_sdk.errors import ConfigError, EvsysError, Problem, RunLocked
 from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.conclusion import Conclusion, conclude
+from evsys_sdk.record.journal import Journal
 from evsys_sdk.record.run_dir import hold
 from evsys_sdk.record.run_record import eval_summary
 from evsys_sdk.runner import RunPlan, execute_run
@@ -47,6 +49,8 @@ class RunOptions:
     max_steps: int | None = None
     dry: bool = False
     """A rehearsal of the whole path: two steps, four tasks per evaluation, results under `<output_dir>/dry`."""
+    fresh: bool = False
+    """Begin every run anew, also those that were interrupted and could be taken up."""
     strict: bool = False
     """Settings that nothing reads are an error."""
     watchers: Sequence[Any] = ()
@@ -106,10 +110,11 @@ class Experiment:
         config, parts = self.config, Parts()
         callbacks = self._callbacks(parts, options.watchers)
         stop = StopFlag()
-        plans = self._plans(output_dir, options, callbacks, stop)
         callbacks.on_experiment_start(self)
-        with stop_on_signals(stop):
-            results = run_all([plan for _, plan in plans], workers=config.max_concurrent_arms)
+        with closing(Journal(output_dir / f"{directory_name(config.name)}.{JOURNAL_FILE}")) as journal:
+            plans = self._plans(output_dir, options, callbacks, stop, journal)
+            with stop_on_signals(stop):
+                results = run_all([plan for _, plan in plans], workers=config.max_concurrent_arms)
         arms: dict[str, list[RunResult]] = {}
         for (arm, _), found in zip(plans, results, strict=True):
             arms.setdefault(arm, []).append(found)
@@ -136,7 +141,7 @@ class Experiment:
         return CallbackList([*built, *((type(watcher).__name__, watcher) for watcher in watchers)])
 
     def _plans(
-        self, output_dir: Path, options: RunOptions, callbacks: CallbackList, stop: StopFlag
+        self, output_dir: Path, options: RunOptions, callbacks: CallbackList, stop: StopFlag, journal: Journal
     ) -> list[tuple[str, RunPlan]]:
         steps = [limit for limit in (options.max_steps, DRY_STEPS if options.dry else None) if limit is not None]
         return [
@@ -149,6 +154,8 @@ class Experiment:
                     run_dir=output_dir / directory_name(run.name),
                     callbacks=callbacks,
                     stop=stop,
+                    journal=journal,
+                    fresh=options.fresh,
                     max_steps=min(steps, default=None),
                     max_tasks=DRY_TASKS if options.dry else None,
                     ignored=self.ignored,

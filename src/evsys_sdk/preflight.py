@@ -7,18 +7,21 @@ them. Every kind/params block, every file and every verifier that a run will tou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from evsys_sdk import registry
 from evsys_sdk.config.files import load_yaml
 from evsys_sdk.config.models import SCHEMA_VERSION, BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
 from evsys_sdk.config.project import import_extensions, search_folders
 from evsys_sdk.config.source import source_of
-from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame
+from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame, not_known
 from evsys_sdk.registry import Registry
 
 
@@ -118,14 +121,34 @@ def data_blocks(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
             yield f"continual.stages[{index}].data", stage.data
 
 
+def _phase_data(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
+    """The data blocks inside a `combo`'s phases; its own settings check the rest of them."""
+    phases = run.algorithm.params.get("phases") if run.algorithm.kind == "combo" else None
+    for index, phase in enumerate(phases if isinstance(phases, list) else []):
+        with suppress(ValidationError, TypeError, AttributeError):  # told by the check of the block
+            if phase.get("data") is not None:
+                yield f"algorithm.params.phases[{index}].data", DataConfig.model_validate(phase["data"])
+
+
 def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
     for block in _run_blocks(run):
         yield from check_block(block)
-    for place, data in data_blocks(run):
+    for place, data in (*data_blocks(run), *_phase_data(run)):
         yield from _check_data(data, place, config)
+    yield from _check_best_by(run, config)
     start = run.model.load_checkpoint_path
     if start is not None and "://" not in start and not Path(start).exists():
         yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
+
+
+def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
+    """Weights can only be chosen by a score that is made while they train."""
+    name = run.algorithm.params.get("best_by")
+    entries = [entry for entry in config.metadata.benchmark if entry.role == "val" and entry.run_every]
+    scores = [f"val/{entry.label}/{metric}" for entry in entries for metric in entry.metrics]
+    if isinstance(name, str) and name.startswith("val/") and name not in scores:
+        message = not_known(name, "validation score made during training (run_every)", scores)
+        yield Problem(path="algorithm.params.best_by", message=message, value=name)
 
 
 def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[Problem]:
@@ -195,7 +218,7 @@ def ignored_settings(config: ExperimentConfig) -> list[Problem]:
 def _ignored_in_run(run: RunConfig) -> Iterator[tuple[str, str]]:
     if run.continual is not None and run.data is not None:
         yield "data", "the stages of `continual` bring their own data"
-    for place, data in data_blocks(run):
+    for place, data in (*data_blocks(run), *_phase_data(run)):
         yield from ((f"{place}.{key}", why) for key, why in _ignored_in_data(data))
     given = run.eval.model_fields_set - {"enabled"}
     if not run.eval.enabled:

@@ -53,6 +53,8 @@ class RunContext:
     """Saved weights to begin with (`model.load_checkpoint_path`, or the previous stage of a chain)."""
     stage: str | None = None
     """Name of the stage, in a continual chain."""
+    resume: bool = False
+    """An earlier attempt at this run was interrupted; its checkpoints lie in `output_dir`, to go on from."""
     rollouts: RolloutEngine | None = None
     hooks: Hooks | None = None
     """Loop events: an algorithm that calls them gets callbacks and in-loop evaluation for free."""
@@ -254,6 +256,18 @@ class Callback(Protocol):
     def on_experiment_end(self, results: list[RunResult]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWeights:
+    """What the outside needs to know of a checkpoint."""
+
+    step: int
+    state: str = ""
+    sampler: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    final: bool = False
+    """Training ended with them."""
+
+
 class Hooks(Protocol):
     """The loop's line to the outside; the runner fans it out to callbacks, progress and evaluators."""
 
@@ -264,6 +278,14 @@ class Hooks(Protocol):
         ...
 
     def checkpoint(self, step: int, path: str) -> None: ...
+
+    async def resumed(self, last: KeptWeights) -> None:
+        """After train_start of a resumed run: the steps up to this checkpoint were done before (step 0: none)."""
+        ...
+
+    def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
+        """The step, later than `after`, whose weights scored best in the loop, and their score."""
+        ...
 
     async def train_end(self, metrics: dict[str, float]) -> None:
         """Waits for the evaluations that are still going on."""
@@ -291,6 +313,13 @@ class Renderer(Protocol):
 
     def conversation(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
         """Tokens of the whole chat and, per token, 1 where the assistant wrote it."""
+        ...
+
+    def sequences(
+        self, messages: list[dict[str, Any]], *, last_only: bool = False
+    ) -> list[tuple[list[int], list[int]]]:
+        """The same for each assistant turn (or the last) in the context it was written in: usually one sequence, more
+        where the template shows earlier turns differently once later ones follow."""
         ...
 
 

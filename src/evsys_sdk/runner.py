@@ -16,7 +16,7 @@ from evsys_sdk.protocols import RunContext, RunResult, RunStatus
 from evsys_sdk.record.run_dir import open_run_dir
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
 from evsys_sdk.running.live import LoopHooks
-from evsys_sdk.running.scoring import Scoring, score_after_training
+from evsys_sdk.running.scoring import Scoring, score_after_training, score_untrained
 from evsys_sdk.running.workbench import RunPlan, Workbench
 from evsys_sdk.training.render import ChatRenderer
 
@@ -25,6 +25,7 @@ def execute_run(plan: RunPlan) -> RunResult:
     """Carry out one run and leave its record."""
     with open_run_dir(plan.run_dir) as run_dir:
         bench = Workbench.for_plan(plan, run_dir)
+        bench.begin_attempt()
         with plan.stop.working():
             result = _outcome(bench)
             result.extras["evals"] = bench.record.evals
@@ -33,7 +34,9 @@ def execute_run(plan: RunPlan) -> RunResult:
             except (KeyboardInterrupt, Cancelled) as exc:
                 result = replace(result, status="cancelled", error=str(exc) or "interrupted")
         # Outside `working`: no signal interrupts the writing of the record.
-        return bench.record.write(result, unread=bench.unread_settings() if result.status == "completed" else [])
+        written = bench.record.write(result, unread=bench.unread_settings() if result.status == "completed" else [])
+        bench.journal.add("end", {"status": result.status, "error": result.error}, at=0, key=result.status)
+        return written
 
 
 def _outcome(bench: Workbench) -> RunResult:
@@ -55,6 +58,7 @@ def _run(bench: Workbench) -> RunResult:
         data_store, backend = bench.data_store(), bench.backend()
         ctx = bench.context(backend, data_store, log_store)
         stages = [(name, bench.load(data, place, data_store)) for name, data, place in bench.stages()]
+        bench.refuse_other_data()
         log_store.log_hyperparams(bench.record.hyperparams())
         bench.handles.update(backend.prepare(model=bench.plan.run.model, run_dir=bench.record.run_dir))
         try:
@@ -71,7 +75,9 @@ def _train_and_score(bench: Workbench, ctx: RunContext, stages: list[tuple[str |
     for number, (name, loaded) in enumerate(stages, 1):
         ctx.stage = name
         ctx.extras.update(train_rows=loaded.rows, n_train_rows=len(loaded.rows))
-        bench.announce_start()
+        if number == 1:
+            bench.announce_start()
+            score_untrained(bench, hooks)
         hooks.begin_stage(name)
         trained = bench.algorithm().train(ctx)
         bench.result = _merge(bench, trained, name)
@@ -94,7 +100,7 @@ def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:
         max_tasks=plan.max_tasks,
         renderer=ChatRenderer(service.get_tokenizer()) if service is not None else None,
     )
-    hooks = LoopHooks(ctx, plan.callbacks, scoring, plan.stop)
+    hooks = LoopHooks(ctx, plan.callbacks, scoring, plan.stop, bench.journal)
     ctx.hooks, ctx.rollouts = hooks, scoring.engine
     # The same objects: what was scored before a crash stays in the record.
     bench.record.evals, bench.record.benchmarks = hooks.results, scoring.loaded

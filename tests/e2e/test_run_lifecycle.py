@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 
@@ -133,6 +134,33 @@ def test_failing_evaluation_never_fails_the_run(project, minimal_run):
     assert not any(key.startswith("eval/") for key in record["metrics"])
 
 
+def test_the_run_ends_with_the_weights_that_validated_best(project, minimal_run):
+    project.write_tasks()
+    entries = [
+        {"name": "colours", "path": "bench", "split": "val", "run_every": 4, "temperature": 0, "baseline": True},
+        {"name": "colours", "path": "bench", "split": "test", "temperature": 0},
+    ]
+    best = {"best_by": "val/colours/pass@1", "learning_rate": 1e-3, "max_steps": 14, "batch_size": 4}
+    path = project.config(run=minimal_run(algorithm__params=best), metadata={"benchmark": entries})
+    done = project.evsys("run", path, check=True)
+    record = project.record()
+    values = {found["step"]: found["scores"][0]["value"] for found in record["evals"] if found["split"] == "val"}
+    assert list(values) == [0, 4, 8, 12] and values[0] == 0.0
+    chosen = record["notes"]["best_checkpoint"]
+    assert chosen["value"] == max(values.values()) and values[chosen["step"]] == chosen["value"]
+    assert f"step-{chosen['step']:06d}" in record["artifacts"]["final_sampler"]
+    assert record["metrics"]["val/colours/pass@1"] == record["metrics"]["test/colours/pass@1"] == chosen["value"]
+    assert "(untrained 0.000 [0.000, 0.490])" in done.stdout
+
+
+def test_weights_are_not_chosen_by_a_score_that_nobody_makes(project, minimal_run):
+    project.write_tasks()
+    entry = {"name": "colours", "path": "bench", "split": "val"}
+    run = minimal_run(algorithm__params={"best_by": "val/colours/pass@1"})
+    done = project.evsys("run", project.config(run=run, metadata={"benchmark": [entry]}))
+    assert done.returncode == 1 and "run.algorithm.params.best_by" in done.stderr and "run_every" in done.stderr
+
+
 def test_benchmarks_are_scored_in_the_loop_and_after(project):
     project.write_tasks()
     entries = [
@@ -211,20 +239,21 @@ def test_an_output_directory_that_cannot_be_made_is_refused_before_anything_is_s
     assert "Traceback" not in done.stderr
 
 
-def test_a_disk_that_takes_no_more_is_said_and_does_not_hang(project):
+@pytest.mark.parametrize("room", [4096, 65536])
+def test_a_disk_that_takes_no_more_is_said_and_does_not_hang(project, room):
     import resource
     import subprocess
     import sys
 
-    def small_disk() -> None:  # every write beyond 4 kB of a file fails, as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    def small_disk() -> None:  # every write beyond `room` bytes of a file fails, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
     done = subprocess.run(
         [sys.executable, "-m", "evsys_sdk.cli.main", "run", str(project.config())],
         cwd=project.root, capture_output=True, text=True, timeout=60, check=False, preexec_fn=small_disk,
     )  # fmt: skip
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr
-    assert "too large" in (done.stdout + done.stderr).lower()
+    assert re.search("too large|disk i/o error|disk is full", (done.stdout + done.stderr).lower())
     left = [path.name for path in (project.root / "outputs").rglob("*.part")]
     assert left == [], "half-written files stay behind"
 

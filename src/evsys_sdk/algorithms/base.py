@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from evsys_sdk.asyncs import run_async
 from evsys_sdk.config.models import Params
 from evsys_sdk.errors import BackendError
+from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import RunContext, RunResult
 from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, TrainingClient, TrainingService
 from evsys_sdk.training.batch import TrainingBatch
@@ -44,6 +45,19 @@ class LoopParams(Params):
     lora_rank: int = Field(default=8, ge=0)
     """0 trains all weights."""
     save_every: int | None = Field(default=None, ge=1)
+    """Keep weights and optimiser every so many steps; an interrupted run goes on from the last ones kept."""
+    save_at_fractions: list[Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=list)
+    """Keep them also after these parts of all steps: 0.5 is half-way, rounded to the nearest step."""
+    best_by: str | None = Field(default=None, min_length=1)
+    """An in-loop score, `val/<benchmark>/<metric>`: the run ends with the evaluated weights that are best by it."""
+    best_mode: Literal["max", "min"] = "max"
+
+    @field_validator("best_by")
+    @classmethod
+    def _not_by_the_test_set(cls, metric: str | None) -> str | None:
+        if metric and not metric.startswith("val/"):
+            raise ValueError("weights are chosen by a validation score: val/<benchmark>/<metric>")
+        return metric
 
     @model_validator(mode="after")
     def _one_warmup(self) -> LoopParams:
@@ -98,6 +112,14 @@ class BaseAlgorithm(ABC):
         """What to log with a step, beside what the loop itself measures."""
         return batch.metrics
 
+    async def progress(self) -> dict[str, Any]:
+        """What this algorithm carries from step to step beside the weights, as JSON data; kept with checkpoints."""
+        return {}
+
+    async def restore(self, progress: dict[str, Any]) -> None:
+        """Take up what `progress` said when the checkpoint was made that the run now goes on from."""
+        return None
+
     def run_metrics(self) -> dict[str, float]:
         """What to say of the run as a whole, beside loss, steps and tokens."""
         return {}
@@ -127,25 +149,37 @@ class BaseAlgorithm(ABC):
         # The schedule is the recipe's, so that a run cut short by --steps is the beginning of the full one.
         peak, shape = cfg.learning_rate, cfg.lr_schedule
         warmup = warmup_length(planned, warmup_steps=cfg.warmup_steps, warmup_fraction=cfg.warmup_fraction)
+        total = planned if ctx.max_steps is None else min(planned, ctx.max_steps)
         return LoopPlan(
-            total_steps=planned if ctx.max_steps is None else min(planned, ctx.max_steps),
+            total_steps=total,
             learning_rate=lambda s: learning_rate(s, peak=peak, total_steps=planned, shape=shape, warmup=warmup),
             grad_accumulation=cfg.grad_accumulation,
             max_grad_norm=cfg.max_grad_norm,
             save_every=cfg.save_every,
+            save_at=frozenset(max(1, round(part * planned)) for part in cfg.save_at_fractions),
+            best_by=cfg.best_by,
+            best_mode=cfg.best_mode,
         )
 
     def _finished(self, ctx: RunContext, result: LoopResult) -> RunResult:
         metrics: dict[str, float] = {"steps": result.steps, "tokens": result.tokens, **self.run_metrics()}
         if result.first_loss is not None and result.final_loss is not None:
             metrics |= {"first_loss": result.first_loss, "final_loss": result.final_loss}
-        artifacts = {}
-        if result.checkpoint:
-            artifacts = {"final_checkpoint": result.checkpoint.state, "final_sampler": result.checkpoint.sampler}
+        extras = {**self.notes, **({"stopped_early": result.stopped} if result.stopped else {})}
+        kept = result.best or result.checkpoint
+        if self.cfg.best_by:
+            extras["best_checkpoint"] = self._about_best(result)
+        artifacts = {"final_checkpoint": kept.state, "final_sampler": kept.sampler} if kept else {}
         for name, path in artifacts.items():
             ctx.log_store.log_artifact(name, path)
-        extras = {**self.notes, **({"stopped_early": result.stopped} if result.stopped else {})}
         return RunResult(run_id=ctx.run_id, status="completed", metrics=metrics, artifacts=artifacts, extras=extras)
+
+    def _about_best(self, result: LoopResult) -> dict[str, Any]:
+        """Which weights the run ends with, and why."""
+        if result.best is None:
+            get_logger(__name__).warning("best_by %s was never scored; the last weights are kept", self.cfg.best_by)
+            return {"step": result.steps, "by": self.cfg.best_by, "value": None}
+        return {"step": result.best.step, "by": self.cfg.best_by, "value": result.best_value}
 
 
 def service_of(ctx: RunContext) -> TrainingService:

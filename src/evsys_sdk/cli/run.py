@@ -20,6 +20,11 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the JSON summary to FILE")
     parser.add_argument("--dry", action="store_true", help="rehearse: 2 steps, 4 tasks, results under <output_dir>/dry")
     parser.add_argument("--steps", type=_positive, metavar="N", help="at most N training steps per run")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="begin anew; without it, an interrupted run goes on from its last checkpoint",
+    )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE", help="override")
     parser.add_argument("--strict", action="store_true", help="settings that nothing reads are errors")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -45,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
         with prints_to_stderr(), progress_display(sys.stderr, live=not args.json) as watcher:
-            options = RunOptions(max_steps=args.steps, dry=args.dry, strict=args.strict, watchers=[watcher])
+            options = RunOptions(
+                max_steps=args.steps, dry=args.dry, fresh=args.fresh, strict=args.strict, watchers=[watcher]
+            )
             result = experiment.run(options)
     except ConfigError as exc:
         if not args.json:

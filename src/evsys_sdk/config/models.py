@@ -181,6 +181,8 @@ class BenchmarkEntry(Strict):
     temperature: float = Field(default=1.0, ge=0)
     limit: int | None = Field(default=None, ge=1)
     breakdown_keys: list[str] = Field(default_factory=list)
+    baseline: bool = False
+    """Score the untrained model too, first of all."""
     engine: Literal["harbor"] = "harbor"
 
     @model_validator(mode="after")

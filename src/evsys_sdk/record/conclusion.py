@@ -113,13 +113,35 @@ def _arm_line(summary: ArmSummary, name: str | None) -> str:
 
 
 def score_lines(evals: Sequence[EvalResult]) -> list[str]:
-    """`val/addition pass@1 = 0.83 [0.70, 0.91], n=40` for the last score of each benchmark and metric."""
+    """`val/addition pass@1 = 0.83 [0.70, 0.91], n=40 (untrained 0.05 [0.01, 0.17])` for the last score of each
+    benchmark and metric; for a chain of stages, its matrix follows."""
     latest: dict[tuple[str, str, str], tuple[EvalResult, Score | None]] = {}
+    untrained: dict[tuple[str, str, str], tuple[EvalResult, Score | None]] = {}
     for result in evals:
         scores: list[Score | None] = [*result.scores] or [None]
         for score in scores:
-            latest[(result.split, result.name, score.metric if score else "")] = (result, score)
-    return [_score_text(result, score) for result, score in latest.values()]
+            place = untrained if result.step == 0 else latest
+            place[(result.split, result.name, score.metric if score else "")] = (result, score)
+    lines = [_score_text(*found) + _compared(untrained.get(key)) for key, found in latest.items()]
+    lines += [f"untrained: {_score_text(*found)}" for key, found in untrained.items() if key not in latest]
+    return lines + stage_matrix(evals)
+
+
+def stage_matrix(evals: Sequence[EvalResult]) -> list[str]:
+    """What each benchmark came to after each stage of a chain: a row per benchmark and metric, a column per stage."""
+    stages = list(dict.fromkeys(result.stage for result in evals if result.stage is not None))
+    if len(stages) < 2:
+        return []
+    cells: dict[str, dict[str, str]] = {}
+    for result in evals:
+        column = "untrained" if result.step == 0 else result.stage
+        for score in result.scores:
+            row = cells.setdefault(f"{result.split}/{result.name} {score.metric}", {})
+            row[column or ""] = _value(score)
+    columns = [name for name in ("untrained", *stages) if any(name in row for row in cells.values())]
+    table = [["after stage", *columns], *([name, *(row.get(c, "-") for c in columns)] for name, row in cells.items())]
+    widths = [max(len(row[index]) for row in table) for index in range(len(columns) + 1)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def _score_text(result: EvalResult, score: Score | None) -> str:
@@ -128,6 +150,21 @@ def _score_text(result: EvalResult, score: Score | None) -> str:
         return f"{where}: not scored ({result.error})"
     if score.value is None:
         return f"{where} {score.metric}: not valid ({score.error})"
-    interval = f" [{score.low:.3f}, {score.high:.3f}]" if score.low is not None and score.high is not None else ""
     errors = f", {score.n_errors} errors" if score.n_errors else ""
-    return f"{where} {score.metric} = {score.value:.3f}{interval}, n={score.n_tasks}{errors}"
+    return f"{where} {score.metric} = {_value(score)}, n={score.n_tasks}{errors}"
+
+
+def _compared(untrained: tuple[EvalResult, Score | None] | None) -> str:
+    if untrained is None:
+        return ""
+    result, score = untrained
+    if score is None or score.value is None:
+        return f" (untrained: not scored, {score.error if score else result.error})"
+    return f" (untrained {_value(score)})"
+
+
+def _value(score: Score) -> str:
+    if score.value is None:
+        return "not valid"
+    interval = f" [{score.low:.3f}, {score.high:.3f}]" if score.low is not None and score.high is not None else ""
+    return f"{score.value:.3f}{interval}"

@@ -1,7 +1,7 @@
 """One run's directory: whose it is, and what lies in it.
 
-In: a path. Out: a locked directory with an empty floor. The lock is the kernel's (flock): it goes with the
-process that held it, so a dead process never blocks the next. An earlier attempt is set aside, not deleted.
+In: a path. Out: a locked directory. The lock is the kernel's (flock): it goes with the process that held it, so a dead
+process never blocks the next. An earlier attempt is set aside, not deleted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,6 @@ def open_run_dir(path: Path) -> Iterator[Path]:
     except OSError as exc:
         raise EvsysError(f"cannot use run directory {path}: {exc.strerror}") from exc
     with hold(path / LOCK_FILE, f"run directory {path}"):
-        _set_aside_earlier_attempt(path)
         yield path
 
 
@@ -51,10 +50,12 @@ def hold(lock: Path, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _set_aside_earlier_attempt(path: Path) -> None:
-    earlier = [entry for entry in path.iterdir() if entry.name not in (LOCK_FILE, ATTEMPTS)]
+def set_aside(path: Path, *, keep: Iterable[str] = ()) -> Path | None:
+    """Move what an earlier attempt left, but for the entries to `keep`, into `attempts/<number>`; returns that."""
+    stay = {LOCK_FILE, ATTEMPTS, *keep}
+    earlier = [entry for entry in path.iterdir() if entry.name not in stay]
     if not earlier:
-        return
+        return None
     attempts = path / ATTEMPTS
     attempts.mkdir(exist_ok=True)
     numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdigit()]
@@ -62,3 +63,4 @@ def _set_aside_earlier_attempt(path: Path) -> None:
     target.mkdir()
     for entry in earlier:
         shutil.move(str(entry), target / entry.name)
+    return target

@@ -73,6 +73,11 @@ class RunRecord:
         metadata = plain_settings(self.experiment).get("metadata", {})
         return {"data_store": plain_settings(self.experiment).get("data_store"), "benchmark": metadata.get("benchmark")}
 
+    def config_hash(self) -> str:
+        """The same for the same settings of this run, whatever the other arms are."""
+        settings = plain_settings(self.run)
+        return config_hash({"run": settings, "experiment": self._shared_settings(), **self.options})
+
     def write(self, result: RunResult, *, unread: list[str]) -> RunResult:
         """Complete `result` and put it on disk."""
         warnings = [f"unread setting: {path}" for path in unread] + self.warnings
@@ -85,7 +90,6 @@ class RunRecord:
             unread_settings=unread,
             warnings=warnings,
         )
-        settings = plain_settings(self.run)
         finished = time.time()
         write_json(
             self.run_dir / RUN_RESULT_FILE,
@@ -104,12 +108,10 @@ class RunRecord:
                 "unread_settings": unread,
                 "notes": notes,
                 "options": self.options,
-                "hparams": settings,
+                "hparams": plain_settings(self.run),
                 "environment": {
                     **describe_environment(self.folder),
-                    "config_hash": config_hash(
-                        {"run": settings, "experiment": self._shared_settings(), **self.options}
-                    ),
+                    "config_hash": self.config_hash(),
                     "data": self.data,
                     "benchmarks": [
                         {"name": label, "sha256": found.sha256, "tasks": len(found.tasks)}

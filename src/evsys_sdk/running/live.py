@@ -1,19 +1,25 @@
-"""What happens around a training loop while it turns: callbacks, in-loop evaluation, stopping.
+"""What happens around a training loop while it turns: callbacks, journal, in-loop evaluation, stopping.
 
-In: the loop's events. Out: callback calls, evaluations on snapshots that overlap training, log lines, and a
-`Cancelled` when the user wants to stop. An evaluation that breaks is a result with an error, never the run's.
+In: the loop's events. Out: callback calls, journal entries, evaluations on snapshots that overlap training, log lines,
+and a `Cancelled` when the user wants to stop. After a resume the journal's events are told again first. An evaluation
+that breaks is a result with an error, never the run's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from evsys_sdk.protocols import EvalResult, LogStore, RunContext, Snapshot
+from evsys_sdk.config.models import BenchmarkEntry
+from evsys_sdk.logs import get_logger
+from evsys_sdk.protocols import EvalResult, KeptWeights, LogStore, RunContext, Snapshot
 from evsys_sdk.record.callbacks import CallbackList, eval_metrics
+from evsys_sdk.record.eval_data import from_data, to_data
+from evsys_sdk.record.journal import Event, RunJournal
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.scoring import Scoring
+from evsys_sdk.surface import SamplingClient
 
 
 @dataclass(slots=True)
@@ -54,21 +60,31 @@ class LoopHooks:
     callbacks: CallbackList
     scoring: Scoring
     stop: StopFlag
+    journal: RunJournal
     results: list[EvalResult] = field(default_factory=list)
     stage: str | None = None
     first_step: int = 0
     """Steps of earlier stages: steps count on through a chain, so that its curves do not overlap."""
     steps: int = 0
     """Steps done so far."""
+    replayed: int = -1
+    """Events up to this step have been told again after a resume."""
+    chosen: int | None = None
+    """The step whose weights the stage ends with, where that is not its last."""
     pending: set[asyncio.Task[None]] = field(default_factory=set)
 
     def begin_stage(self, name: str | None) -> None:
         """A stage of a chain starts; its own step 1 comes after the last step of the stage before."""
         store = self.ctx.log_store
         logged = store.last_step if isinstance(store, StoppableLogStore) else 0
-        self.stage, self.first_step = name, max(self.steps, logged)
+        self.stage, self.first_step, self.chosen = name, max(self.steps, logged), None
         if isinstance(store, StoppableLogStore):
             store.first_step = self.first_step
+
+    @property
+    def weights_step(self) -> int:
+        """The step of the weights that the stage ended with."""
+        return self.steps if self.chosen is None else self.chosen
 
     def of_this_stage(self) -> list[EvalResult]:
         return [result for result in self.results if result.stage == self.stage]
@@ -78,31 +94,118 @@ class LoopHooks:
 
     async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
         self.steps = self.first_step + step
+        self.journal.add("step", {"metrics": metrics}, at=self.steps)
         self.callbacks.on_step(self.ctx, self.steps, metrics)
         due = self.scoring.due(step)
         if due:
             sampler = await snapshot()
+            save = getattr(snapshot, "save_for_sampler", None)
+            if save is not None:
+                self.journal.add("snapshot", {"path": await save()}, at=self.steps)
             for entry in due:
-                task = asyncio.create_task(self._score(entry, sampler, self.steps))
-                self.pending.add(task)
-                task.add_done_callback(self.pending.discard)
+                self._start(entry, sampler, self.steps)
         self.stop.check()
 
-    async def _score(self, entry: Any, sampler: Any, step: int) -> None:
+    def _start(self, entry: BenchmarkEntry, sampler: SamplingClient, step: int) -> None:
+        """Score beside the training."""
+        task = asyncio.create_task(self._score(entry, sampler, step))
+        self.pending.add(task)
+        task.add_done_callback(self.pending.discard)
+
+    async def _score(self, entry: BenchmarkEntry, sampler: SamplingClient, step: int) -> None:
         self.add(await self.scoring.score(entry, sampler, step=step))
 
     def add(self, result: EvalResult) -> None:
         """Keep, log and announce a finished evaluation."""
         result = replace(result, stage=self.stage)
+        at = self.steps if result.step is None else result.step
+        kind = "final_eval" if result.step is None else "eval"
+        self.journal.add(kind, to_data(result), at=at, key=f"{self.stage or ''}/{result.split}/{result.name}/{at}")
+        self._announce(result, at)
+
+    def _announce(self, result: EvalResult, at: int) -> None:
         self.results.append(result)
         values = eval_metrics(result)
         if values:
-            step = self.steps if result.step is None else result.step
-            self.ctx.log_store.log_metrics(values, step - self.first_step)
+            self.ctx.log_store.log_metrics(values, at - self.first_step)
         self.callbacks.on_eval(self.ctx, result)
 
     def checkpoint(self, step: int, path: str) -> None:
+        self.journal.add("checkpoint", {"path": path}, at=self.first_step + step)
         self.callbacks.on_checkpoint(self.ctx, self.first_step + step, path)
+
+    async def resumed(self, last: KeptWeights) -> None:
+        """Tell everybody again what happened up to `last`, as if it were just happening; what came later is void."""
+        upto, before = self.first_step + last.step, self.replayed
+        if not last.final:  # after a stage that ended, what came later is for the next one to judge
+            self.journal.supersede(after=upto)
+        events = self.replay(upto)
+        if last.step:
+            self._complete(last, events)
+        self.steps = upto
+        if last.step and not last.final:
+            get_logger(__name__).warning("%s goes on from step %d (%s)", self.ctx.run_id, upto, last.state)
+        if last.step:
+            await self._score_what_is_missing(events, before, upto, last)
+
+    def replay(self, upto: int) -> list[Event]:
+        """Tell the events of an earlier attempt to logs and callbacks, in their order; returns them."""
+        events = self.journal.events(after=self.replayed, upto=upto)
+        for event in events:
+            if event.kind == "step":
+                self._retell_step(event.at, event.data["metrics"])
+            elif event.kind == "checkpoint":
+                self.callbacks.on_checkpoint(self.ctx, event.at, event.data["path"])
+            elif event.kind == "eval":
+                self._announce(from_data(event.data), event.at)
+        self.replayed = upto
+        return events
+
+    def replay_final(self) -> None:
+        """The same for scores that an earlier attempt made after the training of this stage."""
+        for event in self.journal.events(after=self.first_step - 1, upto=self.steps):
+            if event.kind == "final_eval" and event.data["stage"] == self.stage:
+                self._announce(from_data(event.data), event.at)
+
+    def _retell_step(self, at: int, metrics: dict[str, float]) -> None:
+        self.ctx.log_store.log_metrics(metrics, at - self.first_step)
+        self.callbacks.on_step(self.ctx, at, metrics)
+
+    def _complete(self, last: KeptWeights, events: list[Event]) -> None:
+        """The checkpoint is on disk before its step is in the journal: a kill may have come between the two."""
+        at = self.first_step + last.step
+        told = {(event.kind, event.at) for event in events}
+        if ("checkpoint", at) not in told:
+            self.checkpoint(last.step, last.state)
+        if ("step", at) not in told:
+            self.journal.add("step", {"metrics": last.metrics}, at=at)
+            self._retell_step(at, last.metrics)
+
+    async def _score_what_is_missing(self, events: list[Event], after: int, upto: int, last: KeptWeights) -> None:
+        """Evaluations that were under way when the earlier attempt ended, on the weights they were meant for."""
+        paths = {event.at: event.data["path"] for event in events if event.kind == "snapshot"} | {upto: last.sampler}
+        done = {(result.split, result.name, result.step) for result in self.of_this_stage()}
+        service = self.ctx.extras["backend_handles"]["service"]
+        for at in range(max(after, self.first_step) + 1, upto + 1):
+            missing = [e for e in self.scoring.due(at - self.first_step) if (e.role, e.label, at) not in done]
+            if missing and at in paths:
+                sampler = await service.create_sampling_client(paths[at])
+                for entry in missing:
+                    self._start(entry, sampler, at)
+
+    def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
+        scored = [
+            (value, result.step - self.first_step)
+            for result in self.of_this_stage()
+            if result.step is not None and result.step > self.first_step + after and result.split != "test"
+            if (value := eval_metrics(result).get(metric)) is not None
+        ]
+        if not scored:
+            return None
+        sign = 1 if mode == "max" else -1
+        value, step = max(scored, key=lambda found: (sign * found[0], -found[1]))  # of equals the earliest
+        self.chosen = self.first_step + step
+        return step, value
 
     async def train_end(self, metrics: dict[str, float]) -> None:
         while self.pending:

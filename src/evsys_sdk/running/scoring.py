@@ -80,7 +80,11 @@ class Scoring:
 
     def outstanding(self, results: list[EvalResult], last_step: int) -> list[BenchmarkEntry]:
         """Entries to score after training: those that the loop has not just scored on the final weights."""
-        done = {(result.split, result.name) for result in results if result.step == last_step and result.error is None}
+        done = {
+            (result.split, result.name)
+            for result in results
+            if result.step in (None, last_step) and result.error is None
+        }
         return [entry for entry in self.config.metadata.benchmark if (entry.role, entry.label) not in done]
 
     async def score(self, entry: BenchmarkEntry, sampler: SamplingClient, *, step: int | None) -> EvalResult:
@@ -125,6 +129,28 @@ async def guarded(
         return EvalResult(name=name, split=split, scores=[], step=step, error=text, seconds=time.monotonic() - start)
 
 
+def score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
+    """Score the model as it is before any training on the entries that ask for it (`baseline: true`)."""
+    run_async(_score_untrained(bench, hooks))
+
+
+async def _score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
+    if hooks.ctx.resume:
+        hooks.replay(upto=0)
+    done = {(result.split, result.name) for result in hooks.results}
+    entries = [entry for entry in bench.plan.experiment.metadata.benchmark if entry.baseline]
+    for entry in entries:
+        if (entry.role, entry.label) in done:
+            continue
+
+        async def work(entry: BenchmarkEntry = entry) -> EvalResult:
+            if bench.service is None:
+                raise BackendError(f"backend {bench.plan.run.backend.kind!r} offers no training service to sample from")
+            return await hooks.scoring.score(entry, await bench.service.create_sampling_client(), step=0)
+
+        hooks.add(await guarded(work, name=entry.label, split=entry.role, step=0))
+
+
 def score_after_training(bench: Workbench, hooks: LoopHooks, trained: RunResult, rows: list[Row]) -> dict[str, float]:
     """Score the trained weights on whatever the loop has not just scored; returns the numbers of these weights."""
     return run_async(_score_after_training(bench, hooks, trained, rows))
@@ -134,16 +160,19 @@ async def _score_after_training(
     bench: Workbench, hooks: LoopHooks, trained: RunResult, rows: list[Row]
 ) -> dict[str, float]:
     scoring = hooks.scoring
-    for entry in scoring.outstanding(hooks.of_this_stage(), hooks.steps):
+    if hooks.ctx.resume:
+        hooks.replay_final()
+    for entry in scoring.outstanding(hooks.of_this_stage(), hooks.weights_step):
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
             return await scoring.score(entry, await bench.sampler_of(trained), step=None)
 
         hooks.add(await guarded(work, name=entry.label, split=entry.role))
     evaluation = bench.plan.run.eval
-    if evaluation.enabled and evaluation.metrics:
+    scored = any(result.split == "eval" and result.step is None for result in hooks.of_this_stage())
+    if evaluation.enabled and evaluation.metrics and not scored:
         hooks.add(await guarded(lambda: _score_eval_block(bench, hooks, trained, rows), name="eval", split="eval"))
-    final = [result for result in hooks.of_this_stage() if result.step in (None, hooks.steps)]
+    final = [result for result in hooks.of_this_stage() if result.step in (None, hooks.weights_step)]
     return {key: value for result in final for key, value in eval_metrics(result).items()}
 
 

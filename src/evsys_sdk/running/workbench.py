@@ -22,8 +22,10 @@ from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import FOREIGN, BackendError
 from evsys_sdk.protocols import DataStore, RunContext, RunResult
 from evsys_sdk.record.callbacks import CallbackList
+from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.log_stores import with_log_dir
 from evsys_sdk.record.run_record import RunRecord
+from evsys_sdk.running.attempts import begin_or_resume, refuse_other_data
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.live import StoppableLogStore
 from evsys_sdk.running.parts import Parts
@@ -41,6 +43,9 @@ class RunPlan:
     run_dir: Path
     callbacks: CallbackList
     stop: StopFlag
+    journal: Journal
+    fresh: bool = False
+    """Begin anew even where an interrupted attempt could be taken up."""
     max_steps: int | None = None
     max_tasks: int | None = None
     ignored: tuple[str, ...] = ()
@@ -64,6 +69,8 @@ class Workbench:
     """What the backend's `prepare` gave."""
     ctx: RunContext | None = None
     announced: bool = False
+    journal: RunJournal = field(init=False)
+    resumed: bool = False
 
     @classmethod
     def for_plan(cls, plan: RunPlan, run_dir: Path) -> Workbench:
@@ -72,6 +79,19 @@ class Workbench:
         options = {"max_steps": plan.max_steps, "max_tasks": plan.max_tasks}
         record = RunRecord(plan.experiment, plan.run, plan.run_id, run_dir, folder=folder, options=options)
         return cls(plan, record, RunResult(run_id=plan.run_id, status="completed"))
+
+    def begin_attempt(self) -> None:
+        """Take up what an interrupted attempt left, or begin anew and set it aside."""
+        self.journal, self.resumed = begin_or_resume(
+            self.plan.journal,
+            self.plan.run_id,
+            self.record.config_hash(),
+            self.record.run_dir,
+            fresh=self.plan.fresh,
+        )
+
+    def refuse_other_data(self) -> None:
+        refuse_other_data(self.journal, self.record.data)
 
     def log_store(self) -> StoppableLogStore:
         spec = self.plan.experiment.log_store
@@ -128,6 +148,7 @@ class Workbench:
             seed=run.seed,
             max_steps=plan.max_steps,
             start_from=run.model.load_checkpoint_path,
+            resume=self.resumed,
             extras={
                 "backend_handles": self.handles,
                 "backend_kind": run.backend.kind,

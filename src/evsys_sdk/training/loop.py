@@ -12,10 +12,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from evsys_sdk.errors import BackendError, not_known
-from evsys_sdk.protocols import RunContext
+from evsys_sdk.errors import BackendError, BackendUnavailable, not_known
+from evsys_sdk.protocols import KeptWeights, RunContext
 from evsys_sdk.surface import (
     AdamParams,
     Capabilities,
@@ -28,6 +28,7 @@ from evsys_sdk.surface import (
 )
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.checkpoints import Checkpoint, Manifest, manifest_path
+from evsys_sdk.training.step_metrics import learning_metrics, speed_metrics
 
 
 class StepBuilder(Protocol):
@@ -38,6 +39,19 @@ class StepBuilder(Protocol):
     def step_metrics(
         self, step: int, batch: TrainingBatch, outputs: list[ForwardBackwardOutput]
     ) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A builder that carries something from step to step beside the weights."""
+
+    async def progress(self) -> dict[str, Any]:
+        """What to keep with a checkpoint, as plain JSON data."""
+        ...
+
+    async def restore(self, progress: dict[str, Any]) -> None:
+        """Stand where `progress` was taken; called after the weights are loaded."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +65,14 @@ class LoopPlan:
     """Forward/backward calls that one batch is split into."""
     max_grad_norm: float = 0.0
     save_every: int | None = None
+    save_at: frozenset[int] = frozenset()
+    """Steps to keep the weights of, beside those."""
+    best_by: str | None = None
+    """The in-loop score that says which evaluated checkpoint is the best one."""
+    best_mode: Literal["max", "min"] = "max"
+
+    def saves(self, step: int) -> bool:
+        return step in self.save_at or bool(self.save_every and step % self.save_every == 0)
 
 
 @dataclass(slots=True)
@@ -65,6 +87,9 @@ class LoopResult:
     """Why it ended before its time, if it did."""
     checkpoint: Checkpoint | None = None
     """The final weights."""
+    best: Checkpoint | None = None
+    """The best of the evaluated ones, where the plan asks for it."""
+    best_value: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last step."""
 
@@ -74,6 +99,11 @@ class LoopResult:
         if "loss" in metrics:
             self.final_loss = metrics["loss"]
             self.first_loss = self.final_loss if self.first_loss is None else self.first_loss
+
+    def take_up(self, last: Checkpoint) -> None:
+        """Stand where the loop stood when it made this checkpoint."""
+        self.steps, self.tokens, self.metrics = last.step, last.tokens, dict(last.metrics)
+        self.first_loss, self.final_loss, self.checkpoint = last.first_loss, last.final_loss, last
 
 
 class Weights:
@@ -89,6 +119,11 @@ class Weights:
     def __call__(self) -> Awaitable[SamplingClient]:
         """A sampler; saving is submitted now, even if the answer is awaited when training has gone on."""
         return self._sampler(self.save_for_sampler())
+
+    @property
+    def taken(self) -> bool:
+        """Whether anybody has asked for them."""
+        return self._path is not None
 
     def save_for_sampler(self) -> asyncio.Future[str]:
         """The path of these weights for a sampler; saved once, however many ask."""
@@ -111,36 +146,134 @@ async def run_loop(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoopResult:
-    """Train `plan.total_steps` steps, or until a hook says stop; the final weights are always kept."""
-    manifest, result = Manifest(manifest_path(ctx)), LoopResult()
-    weights = Weights(client, service, 0)
-    if ctx.hooks:
-        ctx.hooks.train_start(plan.total_steps)
-    for step in range(1, plan.total_steps + 1):
-        began = clock()
-        batch = await builder.build_batch(step)
-        refuse_unsupported(batch, service.capabilities)
-        weights.changed = True
+    """Train `plan.total_steps` steps, or until a hook says stop; the final weights are always kept.
+
+    Where `ctx.resume` is set and an earlier attempt left a checkpoint, training goes on from there."""
+    loop = Loop(builder, client, service, ctx, plan, clock)
+    try:
+        return await loop.run()
+    except BackendUnavailable as exc:
+        last = loop.manifest.last_complete()
+        kept = f"the checkpoint of step {last.step} ({last.state})" if last else "nothing: no checkpoint was made yet"
+        raise BackendUnavailable(
+            f"{exc}; kept: {kept}. The same command goes on from there when the backend is back"
+        ) from exc
+
+
+class Loop:
+    """One loop in motion."""
+
+    def __init__(
+        self,
+        builder: StepBuilder,
+        client: TrainingClient,
+        service: TrainingService,
+        ctx: RunContext,
+        plan: LoopPlan,
+        clock: Callable[[], float],
+    ):
+        self.builder, self.client, self.service, self.ctx, self.plan = builder, client, service, ctx, plan
+        self.clock = clock
+        path = manifest_path(ctx)
+        self.manifest = Manifest.load(path) if ctx.resume else Manifest(path)
+        self.result = LoopResult()
+        self.weights = Weights(client, service, 0)
+
+    async def run(self) -> LoopResult:
+        result, hooks = self.result, self.ctx.hooks
+        if hooks:
+            hooks.train_start(self.plan.total_steps)
+        ended = await self._resume() if self.ctx.resume else False
+        for step in range(result.steps + 1, self.plan.total_steps + 1):
+            if ended:
+                break
+            await self._step(step)
+            result.stopped = hooks.should_stop() if hooks else None
+            ended = result.stopped is not None
+        if result.checkpoint is None or result.checkpoint.step != result.steps:
+            await self._save()
+        assert result.checkpoint is not None
+        result.checkpoint = self.manifest.close(result.checkpoint, stopped=result.stopped)
+        if hooks:
+            await hooks.train_end(result.metrics)
+        self._choose()
+        return result
+
+    async def _step(self, step: int) -> None:
+        plan, ctx, began = self.plan, self.ctx, self.clock()
+        batch = await self.builder.build_batch(step)
+        refuse_unsupported(batch, self.service.capabilities)
+        self.weights.changed = True
         adam = AdamParams(learning_rate=plan.learning_rate(step), grad_clip_norm=plan.max_grad_norm)
-        outputs, optim = await _train(client, batch, adam, plan.grad_accumulation)
-        metrics = _metrics(batch, outputs, optim, adam) | _speed(batch, clock() - began)
-        metrics = {**builder.step_metrics(step, batch, outputs), **metrics}
-        _refuse_nan(step, metrics, batch, manifest)
-        weights = Weights(client, service, step)
-        result.note(step, metrics)
-        if plan.save_every and step % plan.save_every == 0:
-            await _save(weights, manifest, result, ctx)  # first of all: logs and hooks may raise Cancelled
+        outputs, optim = await _train(self.client, batch, adam, plan.grad_accumulation)
+        metrics = learning_metrics(batch, outputs, optim, adam) | speed_metrics(batch, self.clock() - began)
+        metrics = {**self.builder.step_metrics(step, batch, outputs), **metrics}
+        _refuse_nan(step, metrics, batch, self.manifest)
+        self.weights = Weights(self.client, self.service, step)
+        self.result.note(step, metrics)
+        if plan.saves(step):
+            await self._save()  # first of all: logs and hooks may raise Cancelled
         ctx.log_store.log_metrics(metrics, step)
         if ctx.hooks:
-            await ctx.hooks.step_end(step, metrics, weights)
-            result.stopped = ctx.hooks.should_stop()
-            if result.stopped:
-                break
-    if result.checkpoint is None or result.checkpoint.step != result.steps:
-        await _save(weights, manifest, result, ctx)
-    if ctx.hooks:
-        await ctx.hooks.train_end(result.metrics)
-    return result
+            await ctx.hooks.step_end(step, metrics, self.weights)
+        if plan.best_by and self.weights.taken and not plan.saves(step):
+            await self._save()  # it may turn out to be the best
+
+    async def _resume(self) -> bool:
+        """Take up what an earlier attempt left; True when training had ended there."""
+        last = self.manifest.last_complete()
+        if last:
+            await self.client.load_state(last.state, optimizer=True)
+            if isinstance(self.builder, Resumable):
+                await self.builder.restore(last.progress)
+            self.result.take_up(last)
+            self.weights = Weights(self.client, self.service, last.step)
+        if self.ctx.hooks:
+            await self.ctx.hooks.resumed(_kept(last))
+            self.result.stopped = self.ctx.hooks.should_stop() if last else None
+        if last and last.final:
+            self.result.stopped = last.stopped
+        return last is not None and (last.final or self.result.stopped is not None)
+
+    async def _save(self) -> None:
+        weights, result = self.weights, self.result
+        self.manifest.begin(weights.step)
+        failures: list[Exception] = []
+        paths = await _collect([weights.client.save_state(weights.name), weights.save_for_sampler()], failures)
+        if failures:
+            raise failures[0]
+        progress = await self.builder.progress() if isinstance(self.builder, Resumable) else {}
+        result.checkpoint = self.manifest.complete(
+            Checkpoint(
+                step=weights.step,
+                state=paths[0],
+                sampler=paths[1],
+                metrics=result.metrics,
+                tokens=result.tokens,
+                first_loss=result.first_loss,
+                final_loss=result.final_loss,
+                progress=progress,
+            )
+        )
+        if self.ctx.hooks:
+            self.ctx.hooks.checkpoint(weights.step, paths[0])
+
+    def _choose(self) -> None:
+        """Of the evaluated checkpoints, the best one by the chosen metric."""
+        plan = self.plan
+        found = self.ctx.hooks.best(plan.best_by, plan.best_mode) if plan.best_by and self.ctx.hooks else None
+        if found:
+            step, value = found
+            self.result.best = self.manifest.of_step(step)
+            self.result.best_value = value
+
+
+def _kept(last: Checkpoint | None) -> KeptWeights:
+    if last is None:
+        return KeptWeights(step=0)
+    return KeptWeights(
+        step=last.step, state=last.state, sampler=last.sampler, metrics=dict(last.metrics), final=last.final
+    )
 
 
 def refuse_unsupported(batch: TrainingBatch, capabilities: Capabilities) -> None:
@@ -196,40 +329,6 @@ def _forward_backward(
     return client.forward_backward_custom(part, batch.loss_fn)
 
 
-def _metrics(
-    batch: TrainingBatch, outputs: list[ForwardBackwardOutput], optim: OptimStepOutput, adam: AdamParams
-) -> dict[str, float]:
-    metrics = merged([output.metrics for output in outputs]) | optim.metrics
-    metrics["lr"] = adam.learning_rate
-    if outputs:
-        metrics["loss"] = metrics["loss:sum"] / (batch.loss_scale or _weight(batch) or len(outputs))
-    return metrics
-
-
-def merged(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of several calls as one: names that end in `:sum` add up, the others are averaged."""
-    together: dict[str, list[float]] = {}
-    for part in parts:
-        for key, value in part.items():
-            together.setdefault(key, []).append(value)
-    return {key: sum(values) if key.endswith(":sum") else sum(values) / len(values) for key, values in together.items()}
-
-
-def _weight(batch: TrainingBatch) -> float:
-    """What `loss:sum` is divided by to compare batches: the weight of the tokens that pull. 0 for a custom loss,
-    whose scale only its author knows."""
-    if not isinstance(batch.loss_fn, str):
-        return 0.0
-    key = "weights" if batch.loss_fn == "cross_entropy" else "advantages"
-    arrays = [datum.loss_fn_inputs[key].to_numpy() for datum in batch.data]
-    return float(sum(abs(array).sum() if key == "weights" else (array != 0).sum() for array in arrays))
-
-
-def _speed(batch: TrainingBatch, seconds: float) -> dict[str, float]:
-    tokens = sum(datum.model_input.length for datum in batch.data)
-    return {"tokens": tokens, "step_seconds": seconds, "tokens_per_second": tokens / seconds if seconds else 0.0}
-
-
 def _refuse_nan(step: int, metrics: dict[str, float], batch: TrainingBatch, manifest: Manifest) -> None:
     bad = [key for key in ("loss:sum", "grad_norm") if not math.isfinite(metrics.get(key, 0.0))]
     if not bad:
@@ -240,15 +339,3 @@ def _refuse_nan(step: int, metrics: dict[str, float], batch: TrainingBatch, mani
         f"{', '.join(batch.row_ids) or 'not known'}; last good checkpoint: {last.state if last else 'none'}; "
         "look at these rows, or lower learning_rate"
     )
-
-
-async def _save(weights: Weights, manifest: Manifest, result: LoopResult, ctx: RunContext) -> None:
-    manifest.begin(weights.step)
-    failures: list[Exception] = []
-    paths = await _collect([weights.client.save_state(weights.name), weights.save_for_sampler()], failures)
-    if failures:
-        raise failures[0]
-    state, sampler = paths
-    result.checkpoint = manifest.complete(weights.step, state=state, sampler=sampler, metrics=result.metrics)
-    if ctx.hooks:
-        ctx.hooks.checkpoint(weights.step, state)

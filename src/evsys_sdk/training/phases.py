@@ -6,10 +6,10 @@ counted on from the phases before and the metrics named after the phase.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from evsys_sdk.protocols import Hooks, LogStore, Snapshot
+from evsys_sdk.protocols import Hooks, KeptWeights, LogStore, Snapshot
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +69,16 @@ class PhaseHooks:
 
     def checkpoint(self, step: int, path: str) -> None:
         self.hooks.checkpoint(self.phase.first + step, path)
+
+    async def resumed(self, last: KeptWeights) -> None:
+        self.phase.reached(last.step)
+        await self.hooks.resumed(
+            replace(last, step=self.phase.first + last.step, metrics=self.phase.named(last.metrics))
+        )
+
+    def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
+        found = self.hooks.best(metric, mode, after=self.phase.first + after)
+        return (found[0] - self.phase.first, found[1]) if found else None
 
     async def train_end(self, metrics: dict[str, float]) -> None:
         await self.hooks.train_end(self.phase.named(metrics))

@@ -6,6 +6,8 @@ on disk; only rollouts of evaluations go to a dashboard.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,3 +29,14 @@ def log_rollouts(run_dir: Path, step: int, rollouts: list[Rollout], *, limit: in
     ]
     with open(path, "ab") as handle:
         handle.write(b"".join(lines))
+
+
+def carry_over(source: Path, run_dir: Path, counts: Callable[[str | None, int], bool]) -> None:
+    """Take over the lines of an earlier attempt, set aside in `source`, whose stage and step still count."""
+    try:
+        lines = (source / FILE).read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    rows = [(line, json.loads(line)) for line in lines if line.endswith(b"\n")]
+    (run_dir / FILE).parent.mkdir(parents=True, exist_ok=True)
+    (run_dir / FILE).write_bytes(b"".join(line for line, row in rows if counts(row["stage"], row["step"])))

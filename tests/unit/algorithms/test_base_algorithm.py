@@ -12,6 +12,7 @@ from evsys_sdk.errors import BackendError
 from evsys_sdk.surface import Datum, ModelInput, TensorData
 from evsys_sdk.testing import RecordingBackend, training_context
 from evsys_sdk.training.batch import TrainingBatch
+from evsys_sdk.training.checkpoints import Manifest
 
 
 def _datum(text="hello world"):
@@ -150,3 +151,19 @@ def test_every_setting_is_read(tmp_path):
     forget(algorithm.cfg)
     algorithm.train(training_context(tmp_path, []))
     assert set(unread(algorithm.cfg)) == {"num_epochs", "batch_size"}  # those of data, which a parrot has none of
+
+
+@pytest.mark.parametrize(
+    ("fractions", "steps"), [([0.5], [4, 8]), ([0.25, 1.0], [2, 8]), ([0.01], [1, 8]), ([0.3, 0.31], [2, 8])]
+)
+def test_checkpoints_fall_exactly_on_the_asked_parts(tmp_path, fractions, steps):
+    Parrot(max_steps=8, save_at_fractions=fractions).train(training_context(tmp_path, []))
+    assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == steps
+
+
+@pytest.mark.parametrize(
+    "bad", [{"save_at_fractions": [0]}, {"save_at_fractions": [1.1]}, {"best_by": "test/b/pass@1"}]
+)
+def test_what_cannot_be_kept_is_refused(bad):
+    with pytest.raises(ValueError, match=r"save_at_fractions|best_by"):
+        Parrot(max_steps=8, **bad)

@@ -4,7 +4,7 @@ import pytest
 
 from evsys_sdk.config.models import SuccessMetric
 from evsys_sdk.protocols import EvalResult, RunResult, Score
-from evsys_sdk.record.conclusion import conclude, matching, score_lines
+from evsys_sdk.record.conclusion import conclude, matching, score_lines, stage_matrix
 
 
 def _run(status: str = "completed", error: str | None = None, **metrics: float) -> RunResult:
@@ -83,3 +83,31 @@ def test_score_lines_show_the_last_score_with_n_interval_and_errors():
         "test/u: not scored (no server)",
         "test/v pass@1: not valid (all errored)",
     ]
+
+
+def _eval(value, *, name="a", stage=None, step=None):
+    score = Score(metric="pass@1", value=value, low=value - 0.1, high=value + 0.1, n_tasks=10)
+    return EvalResult(name=name, split="val", scores=[score], stage=stage, step=step)
+
+
+def test_the_untrained_model_stands_beside_the_trained_one():
+    (line,) = score_lines([_eval(0.1, step=0), _eval(0.5, step=5), _eval(0.9)])
+    assert line == "val/a pass@1 = 0.900 [0.800, 1.000], n=10 (untrained 0.100 [0.000, 0.200])"
+    assert score_lines([_eval(0.1, step=0)]) == ["untrained: val/a pass@1 = 0.100 [0.000, 0.200], n=10"]
+
+
+def test_a_chain_is_shown_stage_by_benchmark():
+    evals = [
+        _eval(0.1, step=0),
+        _eval(0.5, stage="one", step=3),
+        _eval(0.9, stage="one"),
+        _eval(0.2, name="b", stage="one"),
+        _eval(0.4, stage="two"),
+        _eval(0.8, name="b", stage="two"),
+    ]
+    head, first, second = stage_matrix(evals)
+    assert head.split() == ["after", "stage", "untrained", "one", "two"]
+    assert first.split("  ")[0] == "val/a pass@1"
+    assert [cell.split(" ")[0] for cell in first.split("  ")[1:] if cell] == ["0.100", "0.900", "0.400"]
+    assert "-" in second.split()[2] and "0.800" in second
+    assert stage_matrix(evals[:4]) == []

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from evsys_sdk.errors import EvsysError, RunLocked
-from evsys_sdk.record.run_dir import open_run_dir
+from evsys_sdk.record.run_dir import open_run_dir, set_aside
 
 
 def test_a_directory_has_one_owner_at_a_time(tmp_path):
@@ -29,10 +29,19 @@ def test_a_killed_owner_does_not_hold_the_lock(tmp_path):
 def test_every_earlier_attempt_is_kept_under_its_number(tmp_path):
     for number in range(3):
         with open_run_dir(tmp_path) as folder:
+            set_aside(folder)
             assert not (folder / "result").exists()
             (folder / "result").write_text(str(number))
     assert [(tmp_path / f"attempts/{n}/result").read_text() for n in (1, 2)] == ["0", "1"]
     assert (tmp_path / "result").read_text() == "2"
+
+
+def test_what_is_kept_stays_in_place(tmp_path):
+    for name in ("weights", "logs"):
+        (tmp_path / name).mkdir()
+    assert set_aside(tmp_path, keep=["weights"]) == tmp_path / "attempts/1"
+    assert (tmp_path / "weights").is_dir() and (tmp_path / "attempts/1/logs").is_dir()
+    assert set_aside(tmp_path, keep=["weights"]) is None
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from evsys_sdk.errors import BackendError, Cancelled
+from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled
 from evsys_sdk.surface import Capabilities, Datum, ModelInput, TensorData
 from evsys_sdk.testing import RecordingBackend, training_context
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.checkpoints import Manifest
-from evsys_sdk.training.loop import LoopPlan, merged, refuse_unsupported, run_loop
+from evsys_sdk.training.loop import LoopPlan, refuse_unsupported, run_loop
+from evsys_sdk.training.step_metrics import merged
 
 
 def _datum(text="hello world", weight=1.0):
@@ -39,8 +41,8 @@ class Builder:
 class Hooks:
     """Notes what the loop tells it; `at(step, snapshot)` is run in step_end."""
 
-    def __init__(self, at=None, stop_after=None):
-        self.told, self.at, self.stop_after = [], at, stop_after
+    def __init__(self, at=None, stop_after=None, found=None):
+        self.told, self.at, self.stop_after, self.found = [], at, stop_after, found
 
     def train_start(self, total_steps):
         self.told.append(("start", total_steps))
@@ -53,6 +55,12 @@ class Hooks:
     def checkpoint(self, step, path):
         self.told.append(("checkpoint", step))
 
+    async def resumed(self, last):
+        self.told.append(("resumed", last.step))
+
+    def best(self, metric, mode, *, after=0):
+        return self.found
+
     async def train_end(self, metrics):
         self.told.append(("end", metrics["loss"]))
 
@@ -60,8 +68,9 @@ class Hooks:
         return "good enough" if self.told[-1] == ("step", self.stop_after) else None
 
 
-async def _run(tmp_path, builder=None, backend=None, hooks=None, clock=None, **plan):
+async def _run(tmp_path, builder=None, backend=None, hooks=None, clock=None, resume=False, **plan):
     ctx = training_context(tmp_path, [], backend=backend, hooks=hooks)
+    ctx.resume = resume
     service = ctx.extras["backend_handles"]["service"]
     client = await service.create_training_client(rank=1, seed=1)
     fields = {"total_steps": 3, "learning_rate": lambda step: 1e-3 * step, **plan}
@@ -138,6 +147,82 @@ async def test_checkpoints_come_when_asked_and_the_last_one_not_twice(tmp_path):
     await _run(tmp_path, hooks=hooks, total_steps=4, save_every=2)
     assert [step for what, step in hooks.told if what == "checkpoint"] == [2, 4]
     assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 4]
+
+
+async def test_weights_are_kept_at_the_given_steps_and_no_other(tmp_path):
+    await _run(tmp_path, total_steps=7, save_at=frozenset({2, 5}), save_every=3)
+    assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 3, 5, 6, 7]
+
+
+async def test_the_loop_goes_on_from_the_last_whole_checkpoint(tmp_path):
+    whole, _ = await _run(tmp_path / "whole", total_steps=6)
+    await _run(tmp_path / "cut", total_steps=3, save_every=2)
+    manifest = Manifest.load(tmp_path / "cut/checkpoints.json")
+    (_, last) = [c for c in manifest.checkpoints if c.complete]
+    manifest.begin(3)  # as if the kill had come while step 3 was being saved
+    builder, hooks = Builder(), Hooks()
+    resumed, ctx = await _run(tmp_path / "cut", builder, hooks=hooks, resume=True, total_steps=6)
+    assert builder.steps == [3, 4, 5, 6] and hooks.told[1] == ("resumed", 2)
+    assert [step for step, _ in ctx.log_store.metrics] == [3, 4, 5, 6]
+    for name in ("steps", "tokens", "first_loss", "final_loss"):
+        assert getattr(resumed, name) == getattr(whole, name)
+    assert last.step == 3
+
+
+async def test_a_loop_that_had_ended_does_nothing_but_say_so(tmp_path):
+    first, _ = await _run(tmp_path, hooks=Hooks(stop_after=2), total_steps=50)
+    builder = Builder()
+    again, _ = await _run(tmp_path, builder, hooks=Hooks(), resume=True, total_steps=50)
+    assert builder.steps == [] and again.stopped == "good enough"
+    assert again.checkpoint == first.checkpoint and again.final_loss == first.final_loss
+
+
+async def test_a_builder_gets_back_what_it_kept(tmp_path):
+    class Counting(Builder):
+        count = 0
+
+        async def build_batch(self, step):
+            self.count += 10
+            return await super().build_batch(step)
+
+        async def progress(self):
+            return {"count": self.count}
+
+        async def restore(self, progress):
+            self.count = progress["count"]
+
+    await _run(tmp_path, Counting(), total_steps=2)
+    manifest = Manifest.load(tmp_path / "checkpoints.json")
+    manifest.complete(replace(manifest.checkpoints[-1], final=False))
+    builder = Counting()
+    await _run(tmp_path, builder, resume=True, total_steps=3)
+    assert builder.count == 30
+
+
+async def test_the_best_evaluated_weights_are_kept_and_named(tmp_path):
+    async def look(step, snapshot):
+        if step in (2, 4):
+            await snapshot()
+
+    result, _ = await _run(tmp_path, hooks=Hooks(at=look, found=(2, 0.9)), total_steps=5, best_by="val/b/pass@1")
+    assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 4, 5]
+    assert result.best.step == 2 and result.best_value == 0.9 and result.checkpoint.step == 5
+
+
+async def test_a_backend_that_is_gone_is_told_with_what_is_kept(tmp_path):
+    class Gone(Builder):
+        async def build_batch(self, step):
+            if step == 4:
+                raise BackendUnavailable("the server does not answer")
+            return await super().build_batch(step)
+
+    with pytest.raises(BackendUnavailable) as caught:
+        await _run(tmp_path, Gone(), total_steps=9, save_every=2)
+    last = Manifest.load(tmp_path / "checkpoints.json").last_complete()
+    assert "the server does not answer" in str(caught.value)
+    assert f"the checkpoint of step 2 ({last.state})" in str(caught.value)
+    with pytest.raises(BackendUnavailable, match="no checkpoint was made yet"):
+        await _run(tmp_path / "none", Gone(), total_steps=9)
 
 
 async def test_hooks_hear_everything_in_order(tmp_path):

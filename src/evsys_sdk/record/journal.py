@@ -1,0 +1,142 @@
+"""What happened in an experiment, event by event: the truth from which an interrupted run is taken up again.
+
+In: events of runs, each under a key that makes writing it twice the same as writing it once. Out: the same events, in
+order. One SQLite file per experiment, in WAL mode: a kill leaves every event whole or absent. Nothing is erased:
+what a resumed run does anew is marked as superseded.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk.errors import EvsysError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS attempts (
+    run TEXT NOT NULL, attempt INTEGER NOT NULL, fingerprint TEXT NOT NULL, PRIMARY KEY (run, attempt));
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY, run TEXT NOT NULL, attempt INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
+    at INTEGER NOT NULL, data TEXT NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX IF NOT EXISTS one_event ON events (run, attempt, kind, key) WHERE superseded = 0;
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened."""
+
+    kind: str
+    key: str
+    at: int
+    """The run's step at which it happened."""
+    data: dict[str, Any]
+
+
+class Journal:
+    """The events of one experiment; any thread may write."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        with self._blamed():
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(SCHEMA)
+
+    def begin(self, run: str, fingerprint: str) -> RunJournal:
+        """A new attempt at `run`; the events of earlier ones stay, and are not its own."""
+        with self._blamed(), self._lock:
+            self._db.execute(
+                "INSERT INTO attempts SELECT ?, coalesce(max(attempt), 0) + 1, ? FROM attempts WHERE run = ?",
+                (run, fingerprint, run),
+            )
+        return self._last(run)
+
+    def unfinished(self, run: str, fingerprint: str) -> RunJournal | None:
+        """The last attempt at `run`, if it was the same run and did not come to its end."""
+        with self._blamed():
+            found = self._db.execute(
+                "SELECT fingerprint FROM attempts WHERE run = ? ORDER BY attempt DESC LIMIT 1", (run,)
+            ).fetchone()
+        if found is None or found[0] != fingerprint:
+            return None
+        last = self._last(run)
+        return None if last.completed else last
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _last(self, run: str) -> RunJournal:
+        with self._blamed():
+            attempt = self._db.execute("SELECT max(attempt) FROM attempts WHERE run = ?", (run,)).fetchone()[0]
+        return RunJournal(self, run, attempt)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            raise EvsysError(f"the experiment's journal {self.path} cannot be used: {exc}") from exc
+
+    def write(self, statement: str, values: tuple[Any, ...]) -> None:
+        with self._blamed(), self._lock:
+            self._db.execute(statement, values)
+
+    def read(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with self._blamed(), self._lock:
+            return self._db.execute(query, values).fetchall()
+
+
+class RunJournal:
+    """The events of one attempt at one run."""
+
+    def __init__(self, journal: Journal, run: str, attempt: int):
+        self.journal, self.run, self.attempt = journal, run, attempt
+
+    def add(self, kind: str, data: dict[str, Any], *, at: int, key: str = "") -> None:
+        """Note an event; one that is there already stays as it is."""
+        self.journal.write(
+            "INSERT OR IGNORE INTO events (run, attempt, kind, key, at, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (self.run, self.attempt, kind, key or str(at), at, json.dumps(data, default=_plain)),
+        )
+
+    def events(self, *, after: int = -1, upto: int) -> list[Event]:
+        """What happened later than step `after` and not later than `upto`, in order."""
+        rows = self.journal.read(
+            "SELECT kind, key, at, data FROM events WHERE run = ? AND attempt = ? AND superseded = 0"
+            " AND at > ? AND at <= ? ORDER BY id",
+            (self.run, self.attempt, after, upto),
+        )
+        return [Event(kind=kind, key=key, at=at, data=json.loads(data)) for kind, key, at, data in rows]
+
+    def supersede(self, *, after: int) -> None:
+        """What happened later than step `after` is going to happen anew."""
+        self.journal.write(
+            "UPDATE events SET superseded = 1 WHERE run = ? AND attempt = ? AND at > ?",
+            (self.run, self.attempt, after),
+        )
+
+    @property
+    def completed(self) -> bool:
+        rows = self.journal.read(
+            "SELECT data FROM events WHERE run = ? AND attempt = ? AND kind = 'end' AND superseded = 0",
+            (self.run, self.attempt),
+        )
+        return any(json.loads(data)["status"] == "completed" for (data,) in rows)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as a number; anything else that JSON has no word for as text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)

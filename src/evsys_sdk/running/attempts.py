@@ -1,0 +1,71 @@
+"""Whether a run is begun or taken up: what an interrupted attempt left, and what of it still counts.
+
+In: a run's directory and the experiment's journal. Out: the journal of the attempt that now goes on. The same settings
+and at least one whole checkpoint make an unfinished attempt one to go on with; anything else is set aside.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk.errors import BackendError, DataError
+from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.record.run_dir import set_aside
+from evsys_sdk.training.checkpoints import MANIFEST_FILE, STAGES, Checkpoint, manifests_in, stage_folder
+from evsys_sdk.training.rollout_log import carry_over
+
+
+def begin_or_resume(
+    journal: Journal, run_id: str, fingerprint: str, run_dir: Path, *, fresh: bool
+) -> tuple[RunJournal, bool]:
+    """The journal to write to, and whether an earlier attempt goes on in it."""
+    earlier = None if fresh else journal.unfinished(run_id, fingerprint)
+    reached = _reached(run_dir) if earlier else {}
+    if earlier and reached:
+        aside = set_aside(run_dir, keep=_to_keep(run_dir, reached))
+        if aside:
+            carry_over(aside, run_dir, lambda stage, step: step <= _step(reached, stage))
+        return earlier, True
+    set_aside(run_dir)
+    return journal.begin(run_id, fingerprint), False
+
+
+Reached = dict[str | None, Checkpoint]
+"""The last whole checkpoint of each stage, by its folder's name; None for a run without stages."""
+
+
+def _reached(run_dir: Path) -> Reached:
+    """How far an attempt came; nowhere, if a manifest of its cannot be trusted."""
+    try:
+        manifests = manifests_in(run_dir)
+    except BackendError:
+        return {}
+    return {manifest.stage: last for manifest in manifests if (last := manifest.last_complete())}
+
+
+def _step(reached: Reached, stage: str | None) -> int:
+    last = reached.get(None if stage is None else stage_folder(stage))
+    return last.step if last else 0
+
+
+def _to_keep(run_dir: Path, reached: Reached) -> set[str]:
+    """What the run goes on with: the manifests, and the folders that the weights lie in."""
+    keep = {MANIFEST_FILE, STAGES}
+    for path in [Path(path) for last in reached.values() for path in (last.state, last.sampler)]:
+        if path.is_relative_to(run_dir.absolute()):
+            keep.add(path.relative_to(run_dir.absolute()).parts[0])
+    return keep
+
+
+def refuse_other_data(journal: RunJournal, loaded: list[dict[str, Any]]) -> None:
+    """A resumed run goes on with the rows it began with, or not at all."""
+    before = {event.key: event.data for event in journal.events(upto=0) if event.kind == "data"}
+    for block in loaded:
+        known = before.get(block["place"])
+        if known is not None and known["sha256"] != block["sha256"]:
+            raise DataError(
+                f"{block['place']}: {block['source']} has changed since this run was interrupted; put the old "
+                "rows back, or start over with --fresh"
+            )
+        journal.add("data", block, at=0, key=block["place"])

@@ -1,0 +1,234 @@
+"""A run that was killed goes on where its last checkpoint stands, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+CLOCKS = ("ts", "step_seconds", "tokens_per_second", "seconds", "started")
+
+
+def _without_clocks(row):
+    return {key: value for key, value in row.items() if key.rsplit("/", 1)[-1] not in CLOCKS}
+
+
+def _lines(path: Path):
+    return [_without_clocks(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _facts(folder: Path):
+    """Everything a run leaves that does not tell the time or the place."""
+    result = json.loads((folder / "run_result.json").read_text())
+    evals = sorted((_without_clocks(found) for found in result["evals"]), key=lambda e: (e["split"], e["step"] or 0))
+    weights = Path(result["artifacts"]["final_checkpoint"])
+    logs = folder / "logs"
+    return {
+        "status": result["status"],
+        "metrics": result["metrics"],
+        "evals": evals,
+        "warnings": result["warnings"],
+        "steps": [row for row in _lines(logs / "metrics.jsonl") if "loss" in row],
+        "scores": sorted(map(str, (row for row in _lines(logs / "metrics.jsonl") if "loss" not in row))),
+        "logger": _lines(logs / "training/metrics.jsonl"),
+        "rollouts": len(_lines(logs / "training/rollouts.jsonl")),
+        "tries": sorted(row["task_id"] for row in _lines(logs / "validation/rollouts.jsonl")),
+        "csv": _table(logs / "metrics.csv"),
+        "weights": _contents(weights),
+    }
+
+
+def _table(path: Path):
+    with open(path, newline="") as handle:
+        return sorted(str(_without_clocks(row)) for row in csv.DictReader(handle))
+
+
+def _contents(path: Path):
+    if path.is_file():
+        return path.read_bytes()
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def _kill_when(project, path, ready, *, number=signal.SIGKILL) -> int:
+    process = project.start("run", path)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None and not ready():
+        time.sleep(0.002)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+CALLBACKS = [{"kind": "local_logger"}, {"kind": "csv_metrics"}]
+
+
+def _benchmark(project):
+    project.write_tasks()
+    return {
+        "benchmark": [
+            {"name": "colours", "path": "bench", "split": "val", "run_every": 3, "temperature": 0, "baseline": True},
+            {"name": "colours", "path": "bench", "split": "test", "temperature": 0},
+        ]
+    }
+
+
+def _both(project, run, *, kills, output="outputs", **top):
+    """The run without and with kills; returns the facts of both."""
+    whole = project.config(name="whole.yaml", run=run, callbacks=CALLBACKS, output_dir="./whole", **top)
+    project.evsys("run", whole, check=True)
+    path = project.config(run=run, callbacks=CALLBACKS, **top)
+    logged = project.root / "outputs/r0/logs/metrics.jsonl"
+    for lines in kills:
+        code = _kill_when(project, path, lambda lines=lines: len(_lines_of(logged)) >= lines)
+        assert code == -signal.SIGKILL, "the run ended before it could be killed"
+    done = project.evsys("run", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return _facts(project.root / "whole/r0"), _facts(project.root / "outputs/r0"), done
+
+
+def _lines_of(path: Path):
+    try:
+        return path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def test_killed_twice_and_resumed_is_the_same_run(project, minimal_run):
+    run = minimal_run(
+        algorithm__params={"max_steps": 40, "batch_size": 4, "learning_rate": 1e-3, "save_every": 5},
+        backend__params={"latency_ms": 10},
+    )
+    whole, resumed, done = _both(project, run, kills=[12, 30], metadata=_benchmark(project))
+    assert "goes on from step" in done.stderr
+    assert whole == resumed
+    assert len(resumed["steps"]) == 40 and resumed["metrics"]["val/colours/pass@1"] == 1.0
+
+
+def test_rl_resumes_with_its_rollouts_and_totals(project, minimal_run):
+    project.write_tasks("tasks.jsonl")
+    run = minimal_run(
+        algorithm={"kind": "rl", "params": {"max_steps": 12, "batch_size": 2, "num_samples": 4, "save_every": 4,
+                                            "max_tokens": 8, "learning_rate": 1e-2, "drop_constant_reward": False}},
+        backend__params={"latency_ms": 10},
+        data={"path": "tasks.jsonl"},
+        eval={"enabled": False},
+    )  # fmt: skip
+    whole, resumed, _ = _both(project, run, kills=[6])
+    assert whole == resumed
+    assert resumed["rollouts"] == 12 * 8
+
+
+def test_a_chain_goes_on_in_the_stage_it_was_killed_in(project, minimal_run):
+    project.write_rows(
+        "data/second.jsonl", [{"prompt": f"shout {w}", "completion": w.upper()} for w in ("a", "b", "c")]
+    )
+    chat = [{"kind": "jsonl_to_chat", "params": {}}]
+    stages = [
+        {"name": "first", "data": {"path": "data/train.jsonl", "transforms": chat}},
+        {"name": "second", "data": {"path": "data/second.jsonl", "transforms": chat}},
+    ]
+    run = minimal_run(
+        algorithm__params={"max_steps": 10, "batch_size": 4, "learning_rate": 1e-3, "save_every": 4},
+        backend__params={"latency_ms": 10},
+        continual={"stages": stages},
+    )
+    run.pop("data")
+    run["eval"] = {"enabled": False}
+    whole, resumed, _ = _both(project, run, kills=[6, 25], metadata=_benchmark(project))
+    assert whole == resumed and len(resumed["steps"]) == 20
+
+
+def test_combo_goes_on_in_the_phase_it_was_killed_in(project, minimal_run):
+    params = {"max_steps": 8, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3}
+    phases = [{"name": name, "algorithm": {"kind": "sft", "params": params}} for name in ("one", "two")]
+    run = minimal_run(
+        algorithm={"kind": "combo", "params": {"phases": phases}},
+        backend__params={"latency_ms": 10},
+        eval={"enabled": False},
+    )
+    whole, resumed, _ = _both(project, run, kills=[13])
+    assert whole == resumed and resumed["metrics"]["steps"] == 16
+
+
+def test_ctrl_c_is_taken_up_too_and_fresh_begins_anew(project, minimal_run):
+    run = minimal_run(
+        algorithm__params={"max_steps": 30, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
+    )
+    path = project.config(run=run)
+    logged = project.root / "outputs/r0/logs/metrics.jsonl"
+    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6, number=signal.SIGINT)
+    assert project.record()["status"] == "cancelled"
+    fresh = project.evsys("run", path, "--fresh", "--steps", "2")
+    assert "goes on" not in fresh.stderr and project.record()["metrics"]["steps"] == 2
+    shutil.rmtree(project.root / "outputs")
+    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6, number=signal.SIGINT)
+    again = project.evsys("run", path)
+    assert "goes on from step" in again.stderr and project.record()["metrics"]["steps"] == 30
+
+
+def test_other_settings_begin_anew_and_other_rows_are_refused(project, minimal_run):
+    run = minimal_run(
+        algorithm__params={"max_steps": 30, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
+    )
+    path = project.config(run=run)
+    logged = project.root / "outputs/r0/logs/metrics.jsonl"
+    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6)
+    rows = [json.loads(line) for line in (project.root / "data/train.jsonl").read_text().splitlines()]
+    project.write_rows("data/train.jsonl", rows[:-1])
+    refused = project.evsys("run", path)
+    assert refused.returncode == 2
+    assert "data/train.jsonl has changed since this run was interrupted" in project.record()["error"]
+    project.write_rows("data/train.jsonl", rows)
+    run["algorithm"]["params"]["max_steps"] = 4
+    other = project.evsys("run", project.config(run=run), check=True)
+    assert "goes on" not in other.stderr and project.record()["metrics"]["steps"] == 4
+
+
+def test_weights_that_somebody_removed_are_not_gone_on_from(project, minimal_run):
+    run = minimal_run(
+        algorithm__params={"max_steps": 20, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
+    )
+    path = project.config(run=run)
+    logged = project.root / "outputs/r0/logs/metrics.jsonl"
+    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 8)
+    shutil.rmtree(project.root / "outputs/r0/weights")
+    done = project.evsys("run", path, check=True)
+    assert "goes on" not in done.stderr and project.record()["metrics"]["steps"] == 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kill_at_any_moment(project, minimal_run, seed):
+    run = minimal_run(
+        algorithm__params={"max_steps": 15, "batch_size": 4, "learning_rate": 1e-3, "save_every": 2},
+        backend__params={"latency_ms": 4},
+    )
+    metadata = _benchmark(project)
+    whole = project.config(name="whole.yaml", run=run, callbacks=CALLBACKS, output_dir="./whole", metadata=metadata)
+    project.evsys("run", whole, check=True)
+    path = project.config(run=run, callbacks=CALLBACKS, metadata=metadata)
+    moment = time.monotonic() + 0.3 + random.Random(seed).random()
+    _kill_when(project, path, lambda: time.monotonic() > moment)
+    done = project.evsys("run", path)
+    assert done.returncode == 0, done.stderr
+    assert _facts(project.root / "whole/r0") == _facts(project.root / "outputs/r0")
+
+
+def test_an_interrupted_local_run_ends_with_bit_equal_weights(project, minimal_run):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    run = minimal_run(
+        algorithm__params={"max_steps": 14, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3, "lora_rank": 4},
+        backend={"kind": "local", "params": {"threads": 1}},
+        model={"name": "tiny-random"},
+        eval={"enabled": False},
+    )
+    whole, resumed, done = _both(project, run, kills=[5, 8])
+    assert "goes on from step" in done.stderr
+    assert whole["weights"].keys() == resumed["weights"].keys() and len(whole["weights"]) > 1
+    assert whole == resumed
