@@ -22,7 +22,7 @@ from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import load_yaml, parse_config, plain, refuse_shared_names
 from evsys_sdk.config.matrix import expanded
 from evsys_sdk.config.models import ExperimentConfig, RunConfig
-from evsys_sdk.config.names import directory_name
+from evsys_sdk.config.names import REHEARSALS, directory_name
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.config.source import source_of
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE
@@ -102,7 +102,7 @@ class Experiment:
         self.ignored = tuple(problem.path for problem in ignored_settings(config))
         forget(config)  # looking a config over is not reading it
         base = Path(config.output_dir).expanduser()
-        output_dir = _made(base / "dry" if options.dry else base)
+        output_dir = _made(base / REHEARSALS if options.dry else base)
         with hold(output_dir / f".{directory_name(config.name)}.lock", f"experiment {config.name!r} in {output_dir}"):
             return self._run(options, output_dir, started)
 

@@ -13,6 +13,8 @@ from evsys_sdk.config.models import RunConfig
 from evsys_sdk.errors import Problem
 
 MAX_LENGTH = 150
+REHEARSALS = "dry"
+"""The folder of what `--dry` runs."""
 
 
 def directory_name(run_name: str) -> str:
@@ -26,11 +28,14 @@ def directory_name(run_name: str) -> str:
 
 
 def name_problems(runs: Sequence[RunConfig], places: Sequence[str]) -> list[Problem]:
-    """Runs that have the same name, or names that make the same folder (also where case does not count)."""
+    """Runs whose folder is taken: by a run of the same name, or one that only looks different, or by rehearsals."""
     problems = []
     seen: dict[str, int] = {}
     for index, run in enumerate(runs):
         folder = directory_name(run.name).lower()
+        if folder == REHEARSALS:
+            why = f"the folder {REHEARSALS!r} is that of --dry; call the run something else"
+            problems.append(Problem(path=places[index], value=run.name, message=why))
         first = seen.setdefault(folder, index)
         if first == index:
             continue

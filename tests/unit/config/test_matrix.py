@@ -127,6 +127,11 @@ def test_names_that_make_one_folder_are_refused(load):
         )
 
 
+def test_the_folder_of_rehearsals_is_nobodys_run(load):
+    with pytest.raises(ConfigError, match=r"run\.name = 'Dry' .*the folder 'dry' is that of --dry"):
+        load("name: x\nrun: { name: Dry, data: {path: t}, model: {name: m}, algorithm: {kind: sft} }\n")
+
+
 def test_a_list_item_can_be_an_axis(load):
     config = load(
         """
