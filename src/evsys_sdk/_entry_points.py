@@ -20,6 +20,8 @@ BUILT_INS = (
     "evsys_sdk.algorithms.distill",
     "evsys_sdk.algorithms.sdft",
     "evsys_sdk.algorithms.combo",
+    "evsys_sdk.algorithms.local_sft",
+    "evsys_sdk.algorithms.local_rl",
     "evsys_sdk.backends.mock",
     "evsys_sdk.backends.local",
     "evsys_sdk.backends.tinker",
@@ -33,6 +35,9 @@ BUILT_INS = (
     "evsys_sdk.verifiers.tools",
     "evsys_sdk.eval.metrics",
     "evsys_sdk.inference.trained",
+    "evsys_sdk.inference.claude",
+    "evsys_sdk.inference.openai",
+    "evsys_sdk.inference.gemini",
 )
 
 

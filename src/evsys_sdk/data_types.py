@@ -299,7 +299,16 @@ def task_messages(task: HarborTask) -> list[dict[str, Any]]:
     """The chat that puts a task to the model: `metadata.system` speaks first, `metadata.history` went before."""
     system = task.metadata.get("system")
     before = [{"role": "system", "content": system}] if system else []
-    return [*before, *task.metadata.get("history", []), {"role": "user", "content": task.instruction}]
+    messages = [*before, *task.metadata.get("history", []), {"role": "user", "content": task.instruction}]
+    return with_tools(messages, task.metadata)
+
+
+def with_tools(messages: list[dict[str, Any]], metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages with the tools that `metadata.tools` describes on the first one, where chat templates find them."""
+    tools = metadata.get("tools")
+    if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        return messages
+    return [{**messages[0], "tools": tools}, *messages[1:]]
 
 
 def content_text(content: Content | None) -> str:

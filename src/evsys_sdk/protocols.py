@@ -323,6 +323,16 @@ class Renderer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """Which agent works on the tasks, and with what settings."""
+
+    kind: str
+    """A registered name, a harbor agent's name, or where the class is: `my_project.agents.ToolUse` or with a colon."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Arguments of its constructor; plain JSON, since harbor writes them down."""
+
+
 class RolloutEngine(Protocol):
     """What does the model do with these tasks?"""
 
@@ -334,6 +344,8 @@ class RolloutEngine(Protocol):
         renderer: Renderer,
         sampling: SamplingParams,
         num_samples: int = 1,
+        agent: AgentSpec | None = None,
     ) -> list[list[Rollout]]:
-        """One list per task, in order. A failure is a Rollout with a status, not an exception."""
+        """One list per task, in order. A failure is a Rollout with a status, not an exception; only an agent that
+        cannot be had at all is one. Without an agent the model answers once, in the chat the task describes."""
         ...

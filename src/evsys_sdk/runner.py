@@ -18,7 +18,7 @@ from evsys_sdk.rollout.engine import InProcessRolloutEngine
 from evsys_sdk.running.live import LoopHooks
 from evsys_sdk.running.scoring import Scoring, score_after_training, score_untrained
 from evsys_sdk.running.workbench import RunPlan, Workbench
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.render import renderer_for
 
 
 def execute_run(plan: RunPlan) -> RunResult:
@@ -92,16 +92,17 @@ def _train_and_score(bench: Workbench, ctx: RunContext, stages: list[tuple[str |
 
 def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:
     plan = bench.plan
-    service = bench.service
+    service, run = bench.service, plan.run
+    renderer = None if service is None else renderer_for(run.model, service.get_tokenizer(), run.backend.kind)
     scoring = Scoring(
         config=plan.experiment,
         engine=InProcessRolloutEngine(),
         seed=plan.run.seed,
         max_tasks=plan.max_tasks,
-        renderer=ChatRenderer(service.get_tokenizer()) if service is not None else None,
+        renderer=renderer,
     )
     hooks = LoopHooks(ctx, plan.callbacks, scoring, plan.stop, bench.journal)
-    ctx.hooks, ctx.rollouts = hooks, scoring.engine
+    ctx.hooks, ctx.rollouts, ctx.extras["renderer"] = hooks, scoring.engine, renderer
     # The same objects: what was scored before a crash stays in the record.
     bench.record.evals, bench.record.benchmarks = hooks.results, scoring.loaded
     return hooks

@@ -21,7 +21,7 @@ from evsys_sdk.protocols import RunContext, RunResult
 from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, TrainingClient, TrainingService
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.loop import LoopPlan, LoopResult, run_loop
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.render import ChatRenderer, renderer_of
 from evsys_sdk.training.schedule import ScheduleName, learning_rate, warmup_length
 
 
@@ -133,7 +133,7 @@ class BaseAlgorithm(ABC):
         lack = self.needs(self.service.capabilities)
         if lack:
             raise BackendError(f"{self.name or type(self).__name__}: {lack}")
-        self.renderer = ChatRenderer(self.service.get_tokenizer())
+        self.renderer = renderer_of(ctx, self.service)
         self.client = await self.service.create_training_client(rank=self.cfg.lora_rank, seed=ctx.seed)
         if ctx.start_from:
             await self.client.load_state(ctx.start_from, optimizer=False)

@@ -16,7 +16,7 @@ from evsys_sdk.data_types import ChatMessagesRow, from_dict
 from evsys_sdk.errors import DataError, need, shorten
 from evsys_sdk.protocols import Renderer
 from evsys_sdk.surface import Datum, LossCallable, Messages, TensorData
-from evsys_sdk.training.render import row_to_datum
+from evsys_sdk.training.render import row_to_data
 
 REFERENCE = "reference_logprobs"
 """A datum's input with the logprobs of its targets under the reference weights; only the loss reads it."""
@@ -88,12 +88,12 @@ def pair_of(preference: Preference, renderer: Renderer, *, max_length: int) -> l
     pair = []
     for answer in (preference.chosen, preference.rejected):
         chat = ChatMessagesRow(messages=[*preference.prompt, {"role": "assistant", "content": answer}])
-        datum, truncated = row_to_datum(chat, renderer, train_on="last", max_length=max_length)
+        data, truncated = row_to_data(chat, renderer, train_on="last", max_length=max_length)
         if truncated:
             return None
-        if datum is None:
+        if not data:
             raise DataError(f"row {preference.row_id}: the chat template shows nothing of the answer")
-        pair.append(datum)
+        pair += data
     return pair
 
 

@@ -1,20 +1,40 @@
 """Chat becomes tokens, by the model's own template; rows become training data.
 
-In: messages, or a `ChatMessagesRow`. Out: token ids with a mask of what the assistant wrote, or a `Datum`. Training,
+In: messages, or a `ChatMessagesRow`. Out: token ids with a mask of what the assistant wrote, or `Datum`s. Training,
 validation and benchmarks all render here, so the model is asked in exactly the words it was taught in.
+
+Some templates rewrite earlier turns once later ones follow (thinking models drop old thoughts). Each assistant turn is
+learnt after the very prompt that the model would have answered, so such a chat becomes several sequences. A template's
+`{% generation %}` marks are of no use here: they show the turns as they look afterwards.
 """
 
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
-from evsys_sdk.data_types import ChatMessagesRow
+from evsys_sdk.data_types import ChatMessagesRow, content_text, with_tools
 from evsys_sdk.errors import DataError, blame
-from evsys_sdk.protocols import Renderer
-from evsys_sdk.surface import Datum, ModelInput, TensorData, Tokenizer
+from evsys_sdk.protocols import Renderer, RunContext
+from evsys_sdk.surface import Datum, Messages, ModelInput, TensorData, Tokenizer, TrainingService
 
 TrainOn = Literal["all", "last"]
+Masked = tuple[list[int], list[int]]
+"""Tokens and, per token, 1 where the assistant wrote it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the assistant said once, behind all it was said in answer to."""
+
+    index: int
+    """Of the message."""
+    tokens: list[int]
+    begin: int
+    end: int
+    """Where in `tokens` its own words are."""
 
 
 class ChatRenderer:
@@ -23,29 +43,86 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
 
-    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: Messages) -> list[int]:
         """Tokens up to where the assistant is to speak."""
-        return self._render(messages, speak=True)
+        with blame(DataError, "the chat template"):
+            return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 
-    def conversation(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-        """Tokens of the whole chat and, per token, 1 where the assistant wrote it."""
-        tokens = self._render(messages)
+    def whole(self, messages: Messages) -> list[int]:
+        """Tokens of the chat as it stands."""
+        with blame(DataError, "the chat template"):
+            return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=False))
+
+    def conversation(self, messages: Messages) -> Masked:
+        """The whole chat as one sequence; refused where the template rewrites an earlier turn."""
+        tokens = self.whole(messages)
         mask = [0] * len(tokens)
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                begin, end = self._span(messages, index, tokens)
-                mask[begin:end] = [1] * (end - begin)
+        for turn in self._turns(messages):
+            if tokens[: len(turn.tokens)] != turn.tokens:
+                raise DataError(
+                    f"messages[{turn.index}]: this model's chat template renders earlier turns differently once later "
+                    "ones follow, so one sequence cannot show each turn as it was written; ask for `sequences`"
+                )
+            mask[turn.begin : turn.end] = [1] * (turn.end - turn.begin)
         return tokens, mask
 
-    def _span(self, messages: list[dict[str, Any]], index: int, tokens: list[int]) -> tuple[int, int]:
-        before = self.prompt(messages[:index])
-        after = tokens if index == len(messages) - 1 else self._render(messages[: index + 1])
-        if after[: len(before)] != before or tokens[: len(after)] != after:
+    def sequences(self, messages: Messages, *, last_only: bool = False) -> list[Masked]:
+        """Every assistant turn (or the last) in the context it was written in; turns share a sequence where the later
+        one's context has the earlier one as it was."""
+        turns = self._turns(messages, last_only=last_only)
+        found: list[Masked] = []
+        for turn in reversed(turns):
+            home = next((have for have in found if have[0][: len(turn.tokens)] == turn.tokens), None)
+            if home is None:
+                home = turn.tokens, [0] * len(turn.tokens)
+                found.append(home)
+            home[1][turn.begin : turn.end] = [1] * (turn.end - turn.begin)
+        return found[::-1]
+
+    def _turns(self, messages: Messages, *, last_only: bool = False) -> list[Turn]:
+        spoken = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        return [self._turn(messages[: index + 1]) for index in (spoken[-1:] if last_only else spoken)]
+
+    def _turn(self, messages: Messages) -> Turn:
+        """The last of `messages`, which is the assistant's."""
+        before, after = self.prompt(messages[:-1]), self.whole(messages)
+        if after[: len(before)] != before:
+            after = [*before, *self._continuation(messages, before, after)]
+        end = self._end_of_turn(after, len(before))
+        return Turn(index=len(messages) - 1, tokens=after, begin=len(before), end=end)
+
+    def _continuation(self, messages: Messages, before: list[int], after: list[int]) -> list[int]:
+        """What the model would write after the prompt `before` to say the last message, where the template shows that
+        message in a way (`after`) that does not begin with the prompt."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+        offered = self.tokenizer.decode(before[same:])
+        split = self._split_at(after[same:], offered)
+        if split is not None:
+            return split
+        message = messages[-1]
+        said, shown = content_text(message.get("content")), after[same:]
+        if same >= self._history(messages) and said.strip() in self.tokenizer.decode(shown):
+            return shown
+        if message.get("tool_calls"):
             raise DataError(
-                f"messages[{index}]: this model's chat template renders earlier turns differently once later ones "
-                "follow, so the tokens of this turn cannot be told apart; keep one assistant message per row"
+                f"messages[{len(messages) - 1}]: this model's chat template shows these tool calls only in another "
+                "context than the one they were made in; leave them out, or write them into the content"
             )
-        return len(before), self._end_of_turn(after, len(before))
+        # The template leaves out part of what was said (thoughts), or changes what went before.
+        return [*self.tokenizer.encode(_without_beginning(said, offered)), self.tokenizer.eos_token_id]
+
+    def _split_at(self, tokens: list[int], beginning: str) -> list[int] | None:
+        """`tokens` without the text `beginning`, where a token reaches over its end; None if they begin otherwise."""
+        for end in range(1, len(tokens) + 1):
+            text = self.tokenizer.decode(tokens[:end])
+            if len(text) >= len(beginning) and not text.endswith("\ufffd"):  # that is half a character
+                rest = text.removeprefix(beginning)
+                return [*self.tokenizer.encode(rest), *tokens[end:]] if text.startswith(beginning) else None
+        return None
+
+    def _history(self, messages: Messages) -> int:
+        """Tokens before the last message."""
+        return len(self.whole(messages[:-1])) if len(messages) > 1 else 0
 
     def _end_of_turn(self, tokens: list[int], begin: int) -> int:
         # What the template puts behind the end-of-turn token (ChatML: a newline) nobody ever generates.
@@ -54,41 +131,57 @@ class ChatRenderer:
                 return position + 1
         return len(tokens)
 
-    def _render(self, messages: list[dict[str, Any]], *, speak: bool = False) -> list[int]:
-        with blame(DataError, "the chat template"):
-            return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=speak))
+
+def _without_beginning(said: str, offered: str) -> str:
+    """`said` without what the prompt has begun for it (an opened thought)."""
+    if said.startswith(offered):
+        return said[len(offered) :]
+    opened = offered.strip()
+    return said[len(opened) :].lstrip("\n") if opened and said.startswith(opened) else said
 
 
-def messages_of(row: ChatMessagesRow) -> list[dict[str, Any]]:
-    """The whole chat to imitate, with `target_assistant` as the last turn unless it is there already."""
-    target = row.target_assistant
-    if target is None or (row.messages[-1]["role"] == "assistant" and row.messages[-1].get("content") == target):
-        return row.messages
-    return [*row.messages, {"role": "assistant", "content": target}]
+def renderer_for(model: Any, tokenizer: Tokenizer, backend_kind: str) -> ChatRenderer:
+    """The one renderer of a run, for training and scoring: by the model's own template, or by `model.renderer_name`.
+
+    The mock's table model has one template and leaves the name unread, which the record then says."""
+    name = None if backend_kind == "mock" else model.renderer_name
+    if name is None:
+        return ChatRenderer(tokenizer)
+    from evsys_sdk.training.cookbook import CookbookRenderer
+
+    return CookbookRenderer(name, tokenizer)
 
 
-def row_to_datum(
+def renderer_of(ctx: RunContext, service: TrainingService) -> ChatRenderer:
+    """The run's renderer, which scoring uses too; by the model's own template where nobody has made one."""
+    made: ChatRenderer | None = ctx.extras.get("renderer")
+    return made or ChatRenderer(service.get_tokenizer())
+
+
+def messages_of(row: ChatMessagesRow) -> Messages:
+    """The whole chat to imitate, with `target_assistant` as the last turn unless it is there already; the row's
+    `tools`, if it has any, stand on the first message."""
+    messages, target = row.messages, row.target_assistant
+    last = messages[-1]
+    if target is not None and not (last["role"] == "assistant" and last.get("content") == target):
+        messages = [*messages, {"role": "assistant", "content": target}]
+    return with_tools(messages, row.metadata)
+
+
+def row_to_data(
     row: ChatMessagesRow, renderer: Renderer, *, train_on: TrainOn, max_length: int
-) -> tuple[Datum | None, bool]:
-    """The row as training data, and whether it was cut to `max_length` tokens. None where nothing is left to learn."""
-    tokens, mask = renderer.conversation(messages_of(row))
-    if train_on == "last":
-        mask = _last_run(mask)
-    truncated = len(tokens) > max_length
-    tokens, mask = tokens[:max_length], mask[:max_length]
-    if not any(mask[1:]):
-        return None, truncated
+) -> tuple[list[Datum], bool]:
+    """The row as training data, and whether something was cut to `max_length` tokens. Mostly that is one datum; none
+    where nothing is left to learn, several where the template rewrites earlier turns."""
+    found = renderer.sequences(messages_of(row), last_only=train_on == "last")
+    data = [datum(tokens[:max_length], mask[:max_length]) for tokens, mask in found if any(mask[1:max_length])]
+    return data, any(len(tokens) > max_length for tokens, _ in found)
+
+
+def datum(tokens: list[int], mask: list[int]) -> Datum:
+    """A sequence to imitate where the mask is 1: each position predicts the next token."""
     inputs = {
         "target_tokens": TensorData(array("q", tokens[1:]), "int64"),
         "weights": TensorData(array("f", mask[1:])),
     }
-    return Datum(ModelInput.from_ints(tokens[:-1]), inputs), truncated
-
-
-def _last_run(mask: list[int]) -> list[int]:
-    """Only the last unbroken stretch of 1s."""
-    end = len(mask) - mask[::-1].index(1) if 1 in mask else 0
-    begin = end
-    while begin > 0 and mask[begin - 1]:
-        begin -= 1
-    return [int(begin <= position < end) for position in range(len(mask))]
+    return Datum(ModelInput.from_ints(tokens[:-1]), inputs)

@@ -10,11 +10,13 @@ import pytest
 from evsys_sdk import register_algorithm
 from evsys_sdk.algorithms.sft import SFT, MockSFT
 from evsys_sdk.backends.mock import MockBackend
+from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, DataError
 from evsys_sdk.registry import algorithms
 from evsys_sdk.surface import ModelInput, SamplingParams, text_of
 from evsys_sdk.testing import RecordingBackend, training_context
+from evsys_sdk.training.render import ChatRenderer
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Peru": "Lima", "Norway": "Oslo", "Japan": "Tokyo"}
 
@@ -178,6 +180,95 @@ def test_the_last_turn_alone_can_be_learnt(tmp_path):
         (datum,) = next(e for e in backend.events if e.call == "forward_backward").args[0]
         tokens[train_on] = sum(datum.loss_fn_inputs["weights"].data)
     assert tokens == {"all": len("FIRST|SECOND|"), "last": len("SECOND|")}
+
+
+def _long_and_short():
+    """Rows of quite different lengths."""
+    return [
+        {"messages": [{"role": "user", "content": "?"}], "target_assistant": "ab" * size, "metadata": {"id": str(size)}}
+        for size in (1, 2, 3, 5, 8, 13, 21, 34, 1, 2, 3, 5)
+    ]
+
+
+def _packed(tmp_path, rows, seed=42, **params):
+    """The batches that a packed run trains on."""
+    seen = []
+
+    class Watched(SFT):
+        async def build_batch(self, step):
+            batch = await super().build_batch(step)
+            seen.append(batch)
+            return batch
+
+    result = Watched(packing=True, **params).train(training_context(tmp_path, rows, seed=seed))
+    return seen, result
+
+
+def test_packing_fills_each_place_of_a_batch_and_sees_every_row_once(tmp_path):
+    rows = _long_and_short()
+    batches, result = _packed(tmp_path, rows, batch_size=1, max_length=128)
+    assert result.metrics["packs"] == result.metrics["steps"] == len(batches) < len(rows) / 2
+    assert sorted(name for batch in batches for name in batch.row_ids) == sorted(r["metadata"]["id"] for r in rows)
+    sizes = [sum(datum.model_input.length for datum in batch.data) for batch in batches]
+    assert max(sizes) <= 128 and sum(sizes) == result.metrics["tokens"]
+
+
+def test_packed_rows_stay_data_of_their_own(tmp_path):
+    (batch, *_), _ = _packed(tmp_path, _long_and_short(), batch_size=2, max_length=128)
+    assert len(batch.data) == len(batch.row_ids) > 2
+    backend = RecordingBackend()
+    SFT(batch_size=64, max_steps=1).train(training_context(tmp_path, _long_and_short(), backend=backend))
+    unpacked = next(e for e in backend.events if e.call == "forward_backward").args[0]
+    assert all(datum in unpacked for datum in batch.data)
+
+
+def test_packed_steps_repeat_with_the_seed_and_follow_from_their_number(tmp_path):
+    params = {"batch_size": 1, "max_length": 128}
+    runs = [_packed(tmp_path, _long_and_short(), seed, **params)[0] for seed in (1, 1, 2)]
+    first, again, other = ([batch.row_ids for batch in batches] for batches in runs)
+    assert first == again != other
+
+    async def third_alone():
+        algorithm = SFT(packing=True, **params)
+        ctx = training_context(tmp_path, _long_and_short(), seed=1)
+        algorithm.renderer = ChatRenderer(ctx.extras["backend_handles"]["service"].get_tokenizer())
+        await algorithm.setup(ctx, None)
+        return (await algorithm.build_batch(3)).row_ids
+
+    assert asyncio.run(third_alone()) == first[2]
+
+
+class RewritingBackend(MockBackend):
+    """A model whose template shows earlier answers as dots."""
+
+    def prepare(self, *, model, run_dir):
+        handles = super().prepare(model=model, run_dir=run_dir)
+        handles["service"].get_tokenizer = RewritingTokenizer
+        return handles
+
+
+class RewritingTokenizer(ByteTokenizer):
+    def apply_chat_template(self, messages, *, add_generation_prompt=False):
+        last = len(messages) - 1
+        shown = [
+            {**m, "content": "..."} if m["role"] == "assistant" and i < last else m for i, m in enumerate(messages)
+        ]
+        return super().apply_chat_template(shown, add_generation_prompt=add_generation_prompt)
+
+
+@pytest.mark.parametrize(("train_on", "count"), [("all", 2), ("last", 1)])
+def test_a_chat_of_a_model_that_rewrites_earlier_turns_becomes_a_datum_per_turn(tmp_path, train_on, count):
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "FIRST"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "SECOND"},
+    ]
+    rows = [{"messages": chat, "metadata": {"id": "talk"}}] * 3
+    algorithm = SFT(train_on=train_on, batch_size=2)
+    result = algorithm.train(training_context(tmp_path, rows, backend=RewritingBackend()))
+    assert algorithm.row_ids == ["talk"] * 3 * count
+    assert result.metrics["steps"] == -(-3 * count // 2), "epochs count data"
 
 
 def test_every_setting_is_read(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
@@ -75,31 +74,40 @@ def test_logprobs_that_are_not_one_per_token_are_refused_not_shifted():
 
 
 class Averager:
-    """Averages numbers that are written as text."""
+    """Averages numbers that are written as text, and remembers which it was told to forget."""
+
+    def __init__(self):
+        self.forgotten = []
 
     async def average_weights(self, paths, shares, name):
         return repr(sum(float(path) * share for path, share in zip(paths, shares, strict=True)))
 
+    async def discard_weights(self, path):
+        self.forgotten.append(path)
 
-def test_a_moving_average_keeps_most_of_itself(tmp_path):
+
+def test_a_moving_average_keeps_most_of_itself_and_leaves_no_files_behind_but_the_start():
     async def check():
-        teacher = MovingAverage(Averager(), start="0.0", decay=0.75, book=tmp_path / "t.json")
-        assert float(await teacher.at(2, "4.0")) == 1.0
-        assert float(await teacher.at(3, "5.0")) == 2.0
+        service = Averager()
+        teacher = MovingAverage(service, start="0.0", decay=0.75)
+        assert float(await teacher.follow("4.0", 2)) == 1.0
+        assert float(await teacher.follow("5.0", 3)) == 2.0
+        assert service.forgotten == ["1.0"]
 
     asyncio.run(check())
 
 
-def test_an_interrupted_average_goes_on_where_it_was_also_from_before_its_end(tmp_path):
+def test_a_resumed_average_goes_on_with_the_teacher_of_the_checkpoint_which_is_never_deleted():
     async def check():
-        book = tmp_path / "t.json"
-        first = MovingAverage(Averager(), start="0.0", decay=0.75, book=book)
-        for step, student in ((2, "4.0"), (3, "5.0"), (4, "6.0")):
-            await first.at(step, student)
-        again = MovingAverage(Averager(), start="0.0", decay=0.75, book=book)
-        assert float(await again.at(3, "5.0")) == 2.0
-        assert set(json.loads(book.read_text())) == {"1", "2", "3"}
-        with pytest.raises(BackendError, match="averaged teacher of step 8 is lost"):
-            await again.at(9, "1.0")
+        service = Averager()
+        first = MovingAverage(service, start="0.0", decay=0.75)
+        await first.follow("4.0", 2)
+        told = first.progress()
+        await first.follow("5.0", 3)
+        await first.follow("6.0", 4)
+        assert told not in service.forgotten and service.forgotten == ["2.0"]
+        again = MovingAverage(service, start="0.0", decay=0.75)
+        again.restore(told)
+        assert float(await again.follow("5.0", 3)) == 2.0
 
     asyncio.run(check())

@@ -1,0 +1,205 @@
+"""What `local_sft` and `local_rl` share: TRL's trainers inside our loop, on the local backend's model.
+
+In: a context on the local backend, and a trainer that a subclass makes. Out: a `RunResult` with weights that the local
+backend loads. TRL does the learning (batches, loss, optimiser); rates, logs, hooks, evaluations, checkpoints and early
+stopping are the loop's, as for every algorithm. TRL writes nothing, prints nothing and calls nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from abc import abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams, service_of
+from evsys_sdk.errors import BackendError, blame, need, not_known
+from evsys_sdk.logs import get_logger
+from evsys_sdk.protocols import KeptWeights, RunContext, RunResult
+from evsys_sdk.training.batch import TrainingBatch
+from evsys_sdk.training.loop import Loop, LoopPlan, Weights
+from evsys_sdk.training.render import renderer_of
+from evsys_sdk.training.stepped_trainer import SteppedTrainer
+
+ONE_AT_A_TIME = threading.Lock()
+"""TRL seeds the process's random numbers and draws from them: two runs side by side would disturb each other."""
+STEP_NAMES = {"learning_rate": None, "epoch": None, "num_tokens": None, "reward": "reward/mean"}
+"""TRL's names that are ours by another name (None: that we log ourselves)."""
+
+
+class TrlAlgorithm(BaseAlgorithm):
+    """A trainer of TRL, driven step by step."""
+
+    Config = LoopParams
+    instead: str
+    """The algorithm that does the same on every backend."""
+
+    @abstractmethod
+    def make_trainer(self, model: Any, tokenizer: Any, settings: dict[str, Any], callback: Any) -> Any:
+        """The trainer, with `settings` in its config and `callback` in its callbacks."""
+
+    async def build_batch(self, step: int) -> TrainingBatch:
+        raise BackendError(f"{self.name}: TRL makes its own batches")
+
+    async def _train(self, ctx: RunContext) -> RunResult:
+        self.ctx, self.service = ctx, service_of(ctx)
+        self._refuse_elsewhere(ctx)
+        need("trl", extra="local")
+        self.renderer = renderer_of(ctx, self.service)
+        await self.setup(ctx, self.service)
+        while not ONE_AT_A_TIME.acquire(blocking=False):
+            await asyncio.sleep(0.1)
+        try:
+            return await self._train_alone(ctx)
+        finally:
+            ONE_AT_A_TIME.release()
+
+    async def _train_alone(self, ctx: RunContext) -> RunResult:
+        from evsys_sdk.backends.trainable_copy import TrainableCopy
+
+        service: Any = self.service
+        copy: Any = TrainableCopy(service, rank=self.cfg.lora_rank, seed=ctx.seed)  # a client as far as loops need one
+        if ctx.start_from:
+            copy.load_state(ctx.start_from)
+        plan = self._plan(ctx)
+        folder = ctx.output_dir / "trl"
+        settings = self._settings(plan, folder, ctx.seed, copy)
+        stepped = SteppedTrainer(
+            lambda callback: self._quiet(self.make_trainer(copy.model, service.engine.tokenizer, settings, callback)),
+            f"{self.name}: TRL's trainer",
+        )
+        loop = TrlLoop(self, copy, service, ctx, plan, self.clock)
+        loop.stepped = stepped
+        try:
+            result = await loop.run()
+            await stepped.close()
+        finally:
+            stepped.abandon()
+            with suppress(OSError):  # not empty: then TRL was told to write there
+                folder.rmdir()
+        return self._finished(ctx, result)
+
+    def _refuse_elsewhere(self, ctx: RunContext) -> None:
+        kind = str(ctx.extras.get("backend_kind") or getattr(ctx.backend, "name", type(ctx.backend).__name__))
+        if kind != "local" or not hasattr(self.service, "engine"):
+            raise BackendError(
+                f"{self.name} runs TRL's trainer in this process and so on the local backend only, not on {kind!r}; "
+                f"on {kind!r} use {self.instead}"
+            )
+
+    def _settings(self, plan: LoopPlan, folder: Path, seed: int, copy: Any) -> dict[str, Any]:
+        """What both trainers' configs are given."""
+        on_cpu = str(copy.model.device).startswith("cpu")
+        return {
+            "output_dir": str(folder),
+            "max_steps": plan.total_steps,
+            "gradient_accumulation_steps": plan.grad_accumulation,
+            "learning_rate": self.cfg.learning_rate,  # each step's own rate is set as it begins
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": plan.max_grad_norm,
+            "seed": seed,
+            "use_cpu": on_cpu,
+            "bf16": copy.engine.info.dtype == "bfloat16" and not on_cpu,
+            "gradient_checkpointing": False,
+            "logging_strategy": "steps",
+            "logging_steps": 1,
+            "logging_nan_inf_filter": False,
+            "save_strategy": "no",
+            "eval_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+        }
+
+    def _quiet(self, trainer: Any) -> Any:
+        """Without the callback that prints every log line to stdout."""
+        trainer.remove_callback(need("transformers", extra="local").PrinterCallback)
+        return trainer
+
+
+class TrlLoop(Loop):
+    """The training loop, where a step is TRL's."""
+
+    stepped: SteppedTrainer
+    tokens_before = 0.0
+
+    async def _step(self, step: int) -> None:
+        plan, ctx, began = self.plan, self.ctx, self.clock()
+        self.weights.changed = True
+        rate = plan.learning_rate(step)
+        with blame(BackendError, self.stepped.what):
+            logs = await self.stepped.step(rate)
+        metrics = self._metrics(logs, rate, self.clock() - began)
+        self._refuse_spoilt(step, metrics)
+        copy: Any = self.client
+        copy.steps = step
+        self.weights = Weights(self.client, self.service, step)
+        self.result.note(step, metrics)
+        if plan.saves(step):
+            await self._save()
+        ctx.log_store.log_metrics(metrics, step)
+        if ctx.hooks:
+            await ctx.hooks.step_end(step, metrics, self.weights)
+        if plan.best_by and self.weights.taken and not plan.saves(step):
+            await self._save()
+
+    async def _resume(self) -> bool:
+        """TRL's optimiser is not kept, so only a training that had ended is taken up; any other starts again."""
+        last = self.manifest.last_complete()
+        if last and last.final:
+            self.result.take_up(last)
+            self.result.stopped = last.stopped
+        elif last:
+            get_logger(__name__).warning("TRL's trainer cannot go on from step %s; it starts again", last.step)
+            self.manifest.checkpoints.clear()
+        if self.ctx.hooks:
+            step = self.result.steps
+            await self.ctx.hooks.resumed(
+                KeptWeights(step=step, state=last.state, sampler=last.sampler, metrics=dict(last.metrics))
+                if last and step
+                else KeptWeights(step=0)
+            )
+        return bool(last and last.final)
+
+    def _metrics(self, logs: dict[str, float], rate: float, seconds: float) -> dict[str, float]:
+        tokens = logs.get("num_tokens", 0.0) - self.tokens_before
+        self.tokens_before = logs.get("num_tokens", 0.0)
+        named = {STEP_NAMES.get(key, key): value for key, value in logs.items()}
+        metrics = {key: value for key, value in named.items() if key is not None}
+        speed = tokens / seconds if seconds else 0.0
+        return metrics | {"lr": rate, "tokens": tokens, "step_seconds": seconds, "tokens_per_second": speed}
+
+    def _refuse_spoilt(self, step: int, metrics: dict[str, float]) -> None:
+        bad = [key for key in ("loss", "grad_norm") if not math.isfinite(metrics.get(key, 0.0))]
+        if bad:
+            last = self.manifest.last_complete()
+            raise BackendError(
+                f"step {step}: {bad[0]} is {metrics[bad[0]]}, so the weights are spoilt; last good checkpoint: "
+                f"{last.state if last else 'none'}; look at the rows, or lower learning_rate"
+            )
+
+
+def trl_settings(config: type, ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Our settings and what the user gave for TRL itself; a word that TRL lacks or that is ours is refused."""
+    for key in given:
+        if key in ours:
+            raise BackendError(f"trl.{key} is set by this algorithm's own settings, or must not change")
+        if key not in config.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise BackendError(f"trl.{key}: {not_known(key, f'setting of {config.__name__}', _words(config))}")
+    return {**given, **ours}
+
+
+def _words(config: type) -> list[str]:
+    return sorted(config.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+class TrlParams(LoopParams):
+    """Settings of both."""
+
+    trl: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of TRL's own config (`SFTConfig`, `GRPOConfig`), such as `optim` or `loss_type`."""

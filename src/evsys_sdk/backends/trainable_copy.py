@@ -1,0 +1,117 @@
+"""A copy of the local model for another library's trainer, and its weights back as our own.
+
+In: a local service. Out: a plain Hugging Face model with a fresh (or loaded) PEFT adapter, or with all its weights
+trainable (rank 0); and folders that the engine loads like those of its own adapters. It answers the part of a training
+client that saves. The engine's shared model is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk.backends.local import LocalService, submit
+from evsys_sdk.errors import BackendError, blame, need
+
+INSIDE = "base_model.model."
+"""What PEFT puts before the names of a model's layers."""
+
+
+class TrainableCopy:
+    """The base model once more, in full precision where it is trained, with what is trained over it."""
+
+    def __init__(self, service: LocalService, *, rank: int, seed: int):
+        from evsys_engine.types import LoraSettings
+
+        self.service, self.engine = service, service.engine
+        self.settings = LoraSettings(rank=rank, seed=seed)
+        self.steps = 0
+        """Optimiser steps done; goes into the saved state."""
+        with blame(BackendError, "making a copy of the local model to train"):
+            self.model = self._with_adapter(self._load())
+
+    def load_state(self, path: str) -> None:
+        """Weights of a saved training state; the optimiser starts afresh."""
+        from evsys_engine.state import read_snapshot, shapes_of
+
+        torch = need("torch", extra="local")
+        own = self._tensors()
+        with blame(BackendError, f"loading state {path}"):
+            saved = read_snapshot(Path(path), self.settings, self.engine.info, shapes_of(own))
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(saved.weights[name])
+
+    def save_state(self, name: str) -> Awaitable[str]:
+        """What `load_state` of the local backend's training clients takes; another trainer's optimiser is left out."""
+        from evsys_engine.state import Snapshot, copied, save_snapshot
+
+        def write(folder: Path) -> None:
+            snapshot = Snapshot(weights=copied(self._tensors()), moments={}, steps=self.steps)
+            save_snapshot(folder, snapshot, self.settings, self.engine.info)
+
+        return self._save(f"{name}-state", write)
+
+    def save_weights_for_sampler(self, name: str) -> Awaitable[str]:
+        """A PEFT folder (rank 0: a whole model), which the local backend samples from."""
+        from evsys_engine.export import save_adapter, save_model
+        from evsys_engine.state import copied
+
+        def write(folder: Path) -> None:
+            tensors, info = copied(self._tensors()), self.engine.info
+            if self.settings.rank:
+                save_adapter(folder, tensors, self.settings, info)
+            else:
+                save_model(folder, self.model, tensors, self.engine.tokenizer, info)
+
+        return self._save(f"{name}-sampler", write)
+
+    def _save(self, name: str, write: Callable[[Path], None]) -> Awaitable[str]:
+        folder = self.service.new_folder(name)
+
+        def save() -> str:
+            write(folder)
+            return str(folder)
+
+        return submit(self.service.worker, save)
+
+    def _load(self) -> Any:
+        from evsys_engine.quiet import without_progress_bars
+
+        torch, transformers = need("torch", extra="local"), need("transformers", extra="local")
+        info = self.engine.info
+        dtype = getattr(torch, info.dtype) if self.settings.rank else torch.float32
+        with without_progress_bars():
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                info.path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+            )
+        return model.to(info.device)
+
+    def _with_adapter(self, model: Any) -> Any:
+        from evsys_engine.lora import ATTENTION, MLP
+
+        if not self.settings.rank:
+            return model.requires_grad_()
+        torch, peft = need("torch", extra="local"), need("peft", extra="local")
+        torch.manual_seed(self.settings.seed)
+        config = peft.LoraConfig(
+            r=self.settings.rank,
+            lora_alpha=self.settings.alpha,
+            target_modules=[*ATTENTION, *MLP],
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        return peft.get_peft_model(model, config)
+
+    def _tensors(self) -> dict[str, Any]:
+        """What is trained, under the engine's names."""
+        if not self.settings.rank:
+            return dict(self.model.named_parameters())
+        mark = ".default.weight"  # of the adapter that is trained; a trainer may add others
+        return {
+            name.removeprefix(INSIDE).removesuffix(mark): tensor
+            for name, tensor in self.model.named_parameters()
+            if name.endswith((f".lora_A{mark}", f".lora_B{mark}"))
+        }
