@@ -19,12 +19,22 @@ from evsys_engine.export import fingerprint, read_weights
 from evsys_engine.fair_lock import FairLock
 from evsys_engine.head import Workspace
 from evsys_engine.lora import adapt_linears
+from evsys_engine.losses import LOSSES
 from evsys_engine.packing import hidden_states, install
 from evsys_engine.quiet import without_progress_bars
 from evsys_engine.types import BadRequest, EngineError, LoraSettings, ModelInfo, Sampler
 
 PROBE = [5, 3]
 """Lengths of the sequences a model is tried with."""
+FEATURES = {
+    "losses": sorted(LOSSES),
+    "custom_loss": True,
+    "prompt_logprobs": True,
+    "topk_prompt_logprobs": True,
+    "resume": True,
+    "full_fine_tuning": True,
+}
+"""What this engine can do; its server tells clients that ask."""
 
 
 class Engine:
@@ -118,7 +128,7 @@ def _info(model: Any, path: Path, name: str) -> ModelInfo:
         parameters=sum(tensor.numel() for tensor in model.parameters()),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
-        extra={"fingerprint": fingerprint(model), "architecture": type(model).__name__},
+        extra={"fingerprint": fingerprint(model), "architecture": type(model).__name__, "features": FEATURES},
     )
 
 

@@ -105,7 +105,7 @@ class ForwardBackwardOutput:
     metrics: dict[str, float]
     """Always has `loss:sum`."""
     logprobs: list[list[float]]
-    """Of the target tokens, one list per datum."""
+    """Of the target tokens, one list per datum; (N, K) targets row by row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,8 @@ class Capabilities:
     topk_prompt_logprobs: bool = False
     resume: bool = False
     """State with optimiser can be saved and loaded."""
+    full_fine_tuning: bool = False
+    """`rank=0` trains all weights."""
     average_weights: bool = False
     """The service has `average_weights(paths, shares, name)`: sampler weights that are a weighted sum of saved ones."""
 
@@ -209,6 +211,20 @@ class TrainingService(Protocol):
         ...
 
     def get_tokenizer(self) -> Tokenizer: ...
+
+
+def let_go(sampler: SamplingClient) -> None:
+    """Say that nobody will ask this sampler again. One that holds memory has a `close()`; others need none."""
+    close = getattr(sampler, "close", None)
+    if close is not None:
+        close()
+
+
+async def discard_weights(service: TrainingService, path: str) -> None:
+    """Say that nobody will ask for these sampler weights again; a service with `discard_weights(path)` deletes them."""
+    discard = getattr(service, "discard_weights", None)
+    if discard is not None:
+        await discard(path)
 
 
 def text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:

@@ -10,7 +10,7 @@ import pytest
 from evsys_sdk.algorithms.sft import SFT
 from evsys_sdk.backends.mock import MockBackend
 from evsys_sdk.config.models import ModelConfig
-from evsys_sdk.errors import EvsysError, MissingDependency
+from evsys_sdk.errors import BackendUnavailable, EvsysError, MissingDependency
 from evsys_sdk.protocols import Backend
 from evsys_sdk.registry import backends
 from evsys_sdk.surface import (
@@ -32,9 +32,16 @@ MODELS = {"mock": "any-name"}
 RATE = AdamParams(learning_rate=1e-3)
 
 
+def _params(kind, request):
+    """What a backend needs to run here: tinker a server, for which ours stands."""
+    if kind == "tinker":
+        return {"base_url": request.getfixturevalue("tinker_server").url}
+    return {"threads": 1} if kind == "local" else {}
+
+
 @pytest.fixture(params=backends.names())
 def prepared(request, tmp_path):
-    backend = backends.build(request.param, {})
+    backend = backends.build(request.param, _params(request.param, request))
     model = ModelConfig(name=MODELS.get(request.param, "tiny-random"))
     try:
         handles = backend.prepare(model=model, run_dir=tmp_path)
@@ -175,6 +182,81 @@ async def test_a_custom_loss_is_called_with_tensors_and_moves_the_weights(servic
     await client.optim_step(RATE)
     second = await client.forward_backward_custom(data, loss)
     assert first.metrics["seen"] == 1.0 and second.metrics["loss:sum"] < first.metrics["loss:sum"]
+
+
+async def test_a_custom_loss_may_leave_a_datum_out(service, client):
+    if not service.capabilities.custom_loss:
+        pytest.skip("this backend has no custom losses here")
+    data = [_imitate(service), _imitate(service, "grass?", "green")]
+    await client.forward_backward_custom(data, lambda data, logprobs: (-logprobs[0].sum(), {}))
+    assert (await client.optim_step(RATE)).metrics.get("grad_norm", 1.0) > 0
+    with pytest.raises(EvsysError):
+        await client.forward_backward_custom(data, lambda data, logprobs: (1.0, {}))
+
+
+async def test_a_custom_loss_keeps_its_place_among_calls_that_are_not_awaited(service, client):
+    if not service.capabilities.custom_loss:
+        pytest.skip("this backend has no custom losses here")
+    data = [_imitate(service)]
+
+    def loss(data, logprobs):
+        return -(data[0].loss_fn_inputs["weights"].to_torch() * logprobs[0]).sum(), {}
+
+    calls = [client.forward_backward_custom(data, loss), client.optim_step(RATE)]
+    calls += [client.forward_backward_custom(data, loss), client.optim_step(RATE), client.save_state("two-steps")]
+    answers = [await call for call in calls]
+    third = await client.forward_backward(data, "cross_entropy")
+    losses = [answers[0].metrics["loss:sum"], answers[2].metrics["loss:sum"], third.metrics["loss:sum"]]
+    assert losses[0] > losses[1] > losses[2]
+    again = await service.create_training_client(rank=4, seed=9)
+    await again.load_state(answers[4])
+    assert (await again.forward_backward(data, "cross_entropy")).logprobs == third.logprobs
+
+
+async def test_a_state_is_loaded_before_the_calls_made_after_it(service, client):
+    data = [_imitate(service)]
+    untrained = await client.save_state("untrained")
+    before = await client.forward_backward(data, "cross_entropy")
+    await client.optim_step(RATE)
+    loading = client.load_state(untrained)
+    after = client.forward_backward(data, "cross_entropy")
+    assert (await after).logprobs == before.logprobs
+    await loading
+
+
+async def test_a_name_may_be_used_twice_and_both_are_kept(service, client):
+    data = [_imitate(service)]
+    first = await client.save_weights_for_sampler("same")
+    await client.forward_backward(data, "cross_entropy")
+    await client.optim_step(RATE)
+    second = await client.save_weights_for_sampler("same")
+    answers = [
+        await (await service.create_sampling_client(path)).compute_logprobs(data[0].model_input)
+        for path in (first, second)
+    ]
+    assert answers[0] != answers[1]
+
+
+@pytest.mark.parametrize("lost", ["load", "sample"])
+async def test_a_path_that_leads_nowhere_is_a_refusal(service, client, lost, tmp_path):
+    known = await client.save_state("known")
+    nowhere = known.replace("known", "unknown")
+    with pytest.raises(EvsysError) as refused:
+        await (client.load_state(nowhere) if lost == "load" else service.create_sampling_client(nowhere))
+    assert not isinstance(refused.value, BackendUnavailable)
+
+
+async def test_all_weights_are_trained_with_rank_0_or_it_is_refused(service):
+    if not service.capabilities.full_fine_tuning:
+        with pytest.raises(EvsysError, match="lora_rank"):
+            await service.create_training_client(rank=0, seed=1)
+        return
+    client, data = await service.create_training_client(rank=0, seed=1), [_imitate(service)]
+    losses = []
+    for _ in range(3):
+        losses.append((await client.forward_backward(data, "cross_entropy")).metrics["loss:sum"])
+        await client.optim_step(RATE)
+    assert losses[2] < losses[1] < losses[0]
 
 
 async def test_refusals_come_when_awaited_and_leave_the_weights_alone(service, client):

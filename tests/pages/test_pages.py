@@ -7,6 +7,7 @@ there instead. Lines that begin with `evsys` must be command lines that the pars
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -159,20 +160,34 @@ def test_links_between_pages_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
-def test_the_quickstarts_data_is_what_its_script_makes(tmp_path, monkeypatch):
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("make_data", ROOT / "examples/quickstart/make_data.py")
+@pytest.mark.parametrize("script", sorted(ROOT.glob("examples/*/make_data.py")), ids=lambda p: p.parent.name)
+def test_an_examples_data_is_what_its_script_makes(script, tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("make_data", script)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "HERE", tmp_path)
     module.main()
-    committed = ROOT / "examples/quickstart/data"
-    for path in tmp_path.rglob("*.jsonl"):
-        assert path.read_bytes() == (committed / path.relative_to(tmp_path)).read_bytes()
-    train = {json.loads(line)["query"] for line in (committed / "train.jsonl").read_text().splitlines()}
-    for split in ("val", "test"):
-        tasks = {
-            json.loads(line)["instruction"] for line in (committed / split / "tasks.jsonl").read_text().splitlines()
-        }
-        assert len(tasks) == 48 and not tasks & train
+    committed = script.parent / "data"
+    made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
+    assert made == {path.relative_to(committed): path.read_bytes() for path in committed.rglob("*.jsonl")}
+
+
+@pytest.mark.parametrize("tasks", sorted(ROOT.glob("examples/**/tasks.jsonl")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_evaluation_question_of_an_example_is_asked_in_training(tasks):
+    asked = [json.loads(line)["instruction"] for line in tasks.read_text().splitlines()]
+    train = _questions(tasks.parents[1] / "train.jsonl")
+    assert len(set(asked)) == len(asked) >= 24 and not set(asked) & set(train)
+    if "quickstart" in tasks.parts:  # its question is the same throughout, the request before it never
+        overlaps = [_overlap(a.split("\n")[0], b.split("\n")[0]) for a in asked for b in train]
+        assert max(overlaps) < 0.5
+
+
+def _questions(path: Path) -> list[str]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row.get("query") or row.get("prompt") or row["instruction"] for row in rows]
+
+
+def _overlap(one: str, other: str) -> float:
+    """Words that both have, of all words that either has."""
+    words = [set(re.findall(r"\w+", text.lower())) for text in (one, other)]
+    return len(words[0] & words[1]) / len(words[0] | words[1])

@@ -27,7 +27,9 @@ class Listings:
     async def capabilities(self, _: Request) -> dict[str, Any]:
         length = self._service.engine.info.max_length
         can = {"max_context_length": length, "trainable": True, "sampleable": True}
-        return {"supported_models": [{"model_name": name, **can} for name in self._service.naming.known]}
+        models = [{"model_name": name, **can} for name in self._service.naming.known]
+        # Not in the protocol; clients that do not know it pass over it.
+        return {"supported_models": models, "features": self._service.engine.info.extra.get("features")}
 
     async def weights_info(self, body: bodies.WeightsInfo) -> dict[str, Any]:
         path = TinkerPath.parse(body.tinker_path)

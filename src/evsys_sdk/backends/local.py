@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
+import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -77,13 +79,18 @@ def warm_engine(name: str, settings: dict[str, Any]) -> Any:
     from evsys_engine.models import find_model
 
     with _loading, blame(BackendError, f"loading model {name!r}"):
-        folder = find_model(name)
+        folder = find_model(name, say=_say)
         key = (str(folder.path), *settings.items())
         if key not in _engines:
             _engines.clear()  # one model at a time: memory is the scarce thing
             given = {option: value for option, value in settings.items() if value is not None}
             _engines[key] = Engine.load(folder.path, name=name, **given)
         return _engines[key]
+
+
+def _say(line: str) -> None:
+    """What takes time before the first step: a download, a conversion. On stderr; stdout is the result's."""
+    print(line, file=sys.stderr, flush=True)
 
 
 class LocalService:
@@ -95,6 +102,8 @@ class LocalService:
         prompt_logprobs=True,
         topk_prompt_logprobs=True,
         resume=True,
+        full_fine_tuning=True,
+        average_weights=True,
     )
 
     def __init__(self, engine: Any, folder: Path):
@@ -116,15 +125,37 @@ class LocalService:
         from evsys_engine.sample_queue import SampleQueue
 
         def make() -> LocalSamplingClient:
-            sampler = self.keep(self.engine.load_sampler(Path(path) if path else None))
-            return LocalSamplingClient(self.keep(SampleQueue(sampler)))
+            sampler = self.engine.load_sampler(Path(path) if path else None)
+            return self.keep(LocalSamplingClient(SampleQueue(sampler), sampler, self.opened))
 
         return submit(self.worker, make)
+
+    def average_weights(self, paths: Sequence[str], shares: Sequence[float], name: str) -> Awaitable[str]:
+        """Sampler weights that are the weighted sum of saved ones; returns their path."""
+        from evsys_engine.averaging import average_weights
+
+        folder = self.new_folder(f"{name}-sampler")
+
+        def average() -> str:
+            average_weights([Path(path) for path in paths], shares, folder, self.engine.info)
+            return str(folder)
+
+        return submit(self.worker, average)
+
+    def discard_weights(self, path: str) -> Awaitable[None]:
+        """Delete sampler weights of this run that nobody will ask for again."""
+
+        def delete() -> None:
+            if Path(path).parent != self.folder:
+                raise BackendError(f"{path} is not of this run, so it stays")
+            shutil.rmtree(path)
+
+        return submit(self.worker, delete)
 
     def get_tokenizer(self) -> ChatTokenizer:
         return ChatTokenizer(self.engine.tokenizer)
 
-    def keep(self, thing: Any) -> Any:
+    def keep[T](self, thing: T) -> T:
         self.opened.append(thing)
         return thing
 
@@ -137,8 +168,9 @@ class LocalService:
 
     def close(self) -> None:
         self.worker.shutdown(wait=True)
-        for thing in reversed(self.opened):  # a queue before its sampler
+        for thing in list(self.opened):
             thing.close()
+        self.opened.clear()
 
 
 def submit[T](worker: ThreadPoolExecutor, act: Callable[[], T]) -> Awaitable[T]:
@@ -198,8 +230,15 @@ class LocalTrainingClient:
 class LocalSamplingClient:
     """Fixed weights; requests that wait together are sampled together."""
 
-    def __init__(self, queue: Any):
-        self.queue = queue
+    def __init__(self, queue: Any, sampler: Any, opened: list[Any]):
+        self.queue, self.sampler, self.opened = queue, sampler, opened
+
+    def close(self) -> None:
+        """Give the memory back; may be called twice."""
+        self.queue.close()  # before its sampler
+        self.sampler.close()
+        if self in self.opened:
+            self.opened.remove(self)
 
     def sample(
         self,
@@ -255,4 +294,5 @@ def engine_data(data: list[Datum]) -> list[Any]:
 
 
 def _output(result: Any) -> ForwardBackwardOutput:
-    return ForwardBackwardOutput(metrics=result.metrics, logprobs=[array.tolist() for array in result.logprobs])
+    logprobs = [array.ravel().tolist() for array in result.logprobs]  # (N, K) targets row by row
+    return ForwardBackwardOutput(metrics=result.metrics, logprobs=logprobs)

@@ -96,6 +96,7 @@ class MockService:
             prompt_logprobs=True,
             topk_prompt_logprobs=True,
             resume=True,
+            full_fine_tuning=True,
             average_weights=True,
         )
 

@@ -6,32 +6,43 @@ address and the key are handed to the client; the process's environment is not t
 
 from __future__ import annotations
 
-import asyncio
+import importlib.util
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field
 
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
+from evsys_sdk.backends.tinker_clients import TinkerSamplingClient, TinkerTrainingClient
+from evsys_sdk.backends.tinker_watch import Watch, as_our_error, is_transient, pause_seconds
 from evsys_sdk.config.models import Params
-from evsys_sdk.errors import BackendError, EvsysAuthError, blame, need
+from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, need, not_known
 from evsys_sdk.registry import register_backend
-from evsys_sdk.surface import (
-    AdamParams,
-    Capabilities,
-    Datum,
-    ForwardBackwardOutput,
-    LossCallable,
-    ModelInput,
-    OptimStepOutput,
-    SampledSequence,
-    SampleOutput,
-    SamplingParams,
-)
+from evsys_sdk.surface import Capabilities
 
 LOOPBACK_KEY = "tml-local"
 """What a server on this machine gets: the client insists on some key of that form."""
-LOSSES = frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo", "dro"})
+LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+FEATURES = ("custom_loss", "prompt_logprobs", "topk_prompt_logprobs", "resume", "full_fine_tuning")
+Lack = Literal[
+    "importance_sampling",
+    "ppo",
+    "cispo",
+    "dro",
+    "custom_loss",
+    "prompt_logprobs",
+    "topk_prompt_logprobs",
+    "resume",
+    "full_fine_tuning",
+]
+GOODBYE_SECONDS = 10.0
+"""How long the end of a session may take; a server that does not hear of it ends it by itself."""
 
 
 @register_backend("tinker")
@@ -42,24 +53,49 @@ class TinkerBackend:
         base_url: str | None = None
         """The server; by default the client's own (hosted Tinker)."""
         api_key_env: str = "TINKER_API_KEY"
-        """Name of the environment variable that holds the key."""
+        """Name of the environment variable that holds the key. A server on this machine needs none."""
+        timeout_seconds: float = Field(default=300.0, gt=0, le=300)
+        """How long a server may fail (no connection, 429, 5xx) before the run gives up; slow answers are no failure.
+        The client itself stops sending after 300."""
+        train_unembed: bool = False
+        """Adapt the output layer too. The local backend does not, and the same config should learn the same."""
+        lacks: list[Lack] = Field(default_factory=list)
+        """What this server cannot do, as `evsys backend check` finds; recipes that need it are refused at once."""
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
 
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         tinker = need("tinker", extra="tinker")
+        url = self.cfg.base_url or _hosted_url()
         key = api_key(self.cfg.base_url, self.cfg.api_key_env, os.environ)
-        with blame(BackendError, f"connecting to {self.cfg.base_url or 'Tinker'}"):
-            client = tinker.ServiceClient(base_url=self.cfg.base_url, api_key=key)
-            known = [found.model_name for found in client.get_server_capabilities().supported_models]
-        if known and model.name not in known:
-            shown = ", ".join(str(name) for name in known[:10])
-            raise BackendError(f"the server has no model {model.name!r}; it has: {shown}")
-        return {"service": TinkerService(client, model.name)}
+        features = ask_features(url, key, self.cfg.timeout_seconds)
+        watch = Watch(url, self.cfg.timeout_seconds)
+
+        def connect() -> Any:
+            client = tinker.ServiceClient(base_url=url, api_key=key)
+            _refuse_unknown(model.name, client.get_server_capabilities().supported_models)
+            watch.attach(client.holder)
+            return client, client.create_sampling_client(base_model=model.name)
+
+        try:
+            client, base = within(self.cfg.timeout_seconds, connect)
+            tokenizer = ChatTokenizer(base.get_tokenizer())
+        except TimeoutError as exc:
+            raise BackendUnavailable(f"{url} did not let us in within {self.cfg.timeout_seconds:g} s") from exc
+        except Exception as exc:
+            raise as_our_error(exc, "connecting", url, names_a_path=True) from exc
+        card = capabilities_of(features, self.cfg.lacks)
+        return {"service": TinkerService(client, model.name, watch, card, tokenizer, self.cfg.train_unembed)}
 
     def teardown(self, handles: dict[str, Any]) -> None:
         handles["service"].close()
+
+
+def _hosted_url() -> str:
+    from tinker.lib.base_url import resolve_base_url
+
+    return str(resolve_base_url(None))
 
 
 def api_key(base_url: str | None, variable: str, environ: Mapping[str, str]) -> str:
@@ -67,173 +103,133 @@ def api_key(base_url: str | None, variable: str, environ: Mapping[str, str]) -> 
     key = environ.get(variable)
     if key:
         return key
-    if base_url and any(host in base_url for host in ("127.0.0.1", "localhost", "[::1]")):
+    if base_url and urlsplit(base_url).hostname in ("127.0.0.1", "localhost", "::1"):
         return LOOPBACK_KEY
     raise EvsysAuthError(f"the tinker backend needs a key: set {variable}, or name a server of your own with base_url")
+
+
+def ask_features(
+    url: str, key: str, timeout_seconds: float, *, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any] | None:
+    """What the server says of itself; None if it says nothing, as all but ours do. `BackendUnavailable` when nobody
+    answers in time: asked before the client is, which would try for minutes whatever is wrong with the address."""
+    import requests
+
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise BackendError(f"base_url {url!r} is no address; it looks like http://127.0.0.1:8000")
+    began, tries = time.monotonic(), 0
+    while True:
+        try:
+            answer = requests.get(
+                f"{url.rstrip('/')}/api/v1/get_server_capabilities",
+                headers={"X-API-Key": key},
+                timeout=max(1.0, min(10.0, timeout_seconds)),
+            )
+            if not is_transient(answer.status_code):
+                return _features_in(answer)
+            why, after = f"status {answer.status_code}", answer.headers.get("retry-after")
+        except requests.RequestException as exc:
+            why, after = _network_reason(exc), None
+        tries += 1
+        pause = pause_seconds(tries, after)
+        if time.monotonic() - began + pause >= timeout_seconds:
+            raise BackendUnavailable(
+                f"{url} does not answer ({why}; asked {tries} times in {timeout_seconds:g} s); start the server "
+                "(evsys engine serve --model ...), or look at base_url"
+            )
+        sleep(pause)
+
+
+def _network_reason(exc: Exception) -> str:
+    inner = getattr(exc.args[0], "reason", exc) if exc.args else exc
+    return str(inner).rpartition(": ")[2] or type(exc).__name__
+
+
+def _features_in(answer: Any) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        told = answer.json()
+        if isinstance(told, dict) and isinstance(told.get("features"), dict):
+            return told["features"]
+    return None
+
+
+def capabilities_of(features: dict[str, Any] | None, lacks: Iterable[str]) -> Capabilities:
+    """The card: what the server says it can do, or else what the protocol promises; without what the config lacks."""
+    promised: dict[str, Any] = {"losses": LOSSES, **dict.fromkeys(FEATURES, True), "full_fine_tuning": False}
+    told, lacking = promised if features is None else features, set(lacks)
+    if importlib.util.find_spec("torch") is None:
+        lacking.add("custom_loss")  # it is computed on this side
+    return Capabilities(
+        losses=frozenset(told.get("losses", ())) - lacking,
+        **{name: bool(told.get(name)) and name not in lacking for name in FEATURES},
+    )
+
+
+def _refuse_unknown(name: str, supported: Iterable[Any]) -> None:
+    known = [str(found.model_name) for found in supported]
+    if known and name not in known:
+        raise BackendError(not_known(name, "model of this server", known))
+
+
+def within[T](seconds: float, act: Callable[[], T]) -> T:
+    """The result of `act`, which waits without a bound of its own; TimeoutError when it takes longer."""
+    outcome: list[T | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(act())
+        except BaseException as exc:
+            outcome.append(exc)
+
+    thread = threading.Thread(target=work, name="evsys-tinker-connect", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 class TinkerService:
     """Clients of one server for one base model."""
 
-    capabilities = Capabilities(
-        losses=LOSSES, custom_loss=True, prompt_logprobs=True, topk_prompt_logprobs=True, resume=True
-    )
-
-    def __init__(self, client: Any, model_name: str):
-        self.client, self.model_name = client, model_name
-        self._tokenizer: ChatTokenizer | None = None
+    def __init__(
+        self,
+        client: Any,
+        model_name: str,
+        watch: Watch,
+        capabilities: Capabilities,
+        tokenizer: ChatTokenizer,
+        train_unembed: bool,
+    ):
+        self.client, self.model_name, self.watch = client, model_name, watch
+        self.capabilities, self._tokenizer, self.train_unembed = capabilities, tokenizer, train_unembed
+        self._holder = client.holder
 
     async def create_training_client(self, *, rank: int, seed: int) -> TinkerTrainingClient:
-        if rank < 1:
-            raise BackendError("Tinker servers train LoRA adapters only: set lora_rank to 1 or more")
-        with blame(BackendError, "creating a training client"):
-            inner = await self.client.create_lora_training_client_async(self.model_name, rank=rank, seed=seed)
-        return TinkerTrainingClient(self, inner)
+        if rank == 0 and not self.capabilities.full_fine_tuning:
+            raise BackendError(
+                "this server trains LoRA adapters only: set lora_rank to 1 or more, or train all weights on backend "
+                "local or on `evsys engine serve`"
+            )
+        made = self.client.create_lora_training_client_async(
+            self.model_name, rank=rank, seed=seed, train_unembed=self.train_unembed
+        )
+        return TinkerTrainingClient(self, await self.watch.answer(made, "creating a training client"))
 
     async def create_sampling_client(self, path: str | None = None) -> TinkerSamplingClient:
-        with blame(BackendError, "creating a sampling client"):
-            if path is None:
-                return TinkerSamplingClient(await self.client.create_sampling_client_async(base_model=self.model_name))
-            return TinkerSamplingClient(await self.client.create_sampling_client_async(model_path=path))
+        weights = {"base_model": self.model_name} if path is None else {"model_path": path}
+        made = self.client.create_sampling_client_async(**weights)
+        what = f"sampling from {path or self.model_name}"
+        return TinkerSamplingClient(self.watch, await self.watch.answer(made, what, names_a_path=path is not None))
 
     def get_tokenizer(self) -> ChatTokenizer:
-        if self._tokenizer is None:
-            with blame(BackendError, f"the tokenizer of {self.model_name!r}"):
-                self._tokenizer = ChatTokenizer(
-                    self.client.create_sampling_client(base_model=self.model_name).get_tokenizer()
-                )
         return self._tokenizer
 
     def close(self) -> None:
-        self.client.close("success").result()
-
-
-def collected[T](future: Any, make: Callable[[Any], T], what: str) -> Awaitable[T]:
-    """The answer of a call that is already on its way, in our records; its failure as a BackendError."""
-
-    async def collect() -> T:
-        with blame(BackendError, what):
-            return make(await asyncio.wrap_future(future.future() if hasattr(future, "future") else future))
-
-    return asyncio.ensure_future(collect())
-
-
-class TinkerTrainingClient:
-    """One adapter on the server. The client sends each call when it is made and keeps their order."""
-
-    def __init__(self, service: TinkerService, inner: Any):
-        self.service, self.inner = service, inner
-
-    def forward_backward(
-        self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
-    ) -> Awaitable[ForwardBackwardOutput]:
-        future = self.inner.forward_backward([to_tinker(datum) for datum in data], loss_fn, loss_fn_config)
-        return collected(future, _output, f"forward_backward({loss_fn})")
-
-    def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Awaitable[ForwardBackwardOutput]:
-        # The callable is ours to run, on our own records; the server sees the gradient of the logprobs.
-        def loss(theirs: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
-            return loss_fn(data, logprobs)
-
-        future = self.inner.forward_backward_custom([to_tinker(datum) for datum in data], loss)
-        return collected(future, _output, "forward_backward with a callable loss")
-
-    def optim_step(self, adam_params: AdamParams) -> Awaitable[OptimStepOutput]:
-        types = need("tinker", extra="tinker").types
-        settings = types.AdamParams(**{name: getattr(adam_params, name) for name in AdamParams.__dataclass_fields__})
-        return collected(
-            self.inner.optim_step(settings), lambda out: OptimStepOutput(metrics=dict(out.metrics or {})), "optim_step"
-        )
-
-    def save_state(self, name: str) -> Awaitable[str]:
-        return collected(self.inner.save_state(name), lambda saved: str(saved.path), "save_state")
-
-    def save_weights_for_sampler(self, name: str) -> Awaitable[str]:
-        return collected(self.inner.save_weights_for_sampler(name), lambda saved: str(saved.path), "saving weights")
-
-    async def load_state(self, path: str, *, optimizer: bool = True) -> None:
-        # The protocol makes a new training client from a state; from here on that is the one we speak for.
-        make = (
-            self.service.client.create_training_client_from_state_with_optimizer_async
-            if optimizer
-            else self.service.client.create_training_client_from_state_async
-        )
-        with blame(BackendError, f"loading state {path}"):
-            self.inner = await make(path)
-
-    def get_tokenizer(self) -> ChatTokenizer:
-        return self.service.get_tokenizer()
-
-
-class TinkerSamplingClient:
-    """Fixed weights on the server."""
-
-    def __init__(self, inner: Any):
-        self.inner = inner
-
-    def sample(
-        self,
-        prompt: ModelInput,
-        num_samples: int,
-        sampling_params: SamplingParams,
-        *,
-        include_prompt_logprobs: bool = False,
-        topk_prompt_logprobs: int = 0,
-    ) -> Awaitable[SampleOutput]:
-        types = need("tinker", extra="tinker").types
-        params = types.SamplingParams(
-            max_tokens=sampling_params.max_tokens,
-            temperature=sampling_params.temperature,
-            top_k=sampling_params.top_k,
-            top_p=sampling_params.top_p,
-            seed=sampling_params.seed,
-            stop=_stop(sampling_params.stop),
-        )
-        future = self.inner.sample(
-            types.ModelInput.from_ints(prompt.to_ints()),
-            num_samples,
-            params,
-            include_prompt_logprobs=include_prompt_logprobs,
-            topk_prompt_logprobs=topk_prompt_logprobs,
-        )
-        return collected(future, _samples, "sample")
-
-    def compute_logprobs(self, prompt: ModelInput) -> Awaitable[list[float | None]]:
-        types = need("tinker", extra="tinker").types
-        future = self.inner.compute_logprobs(types.ModelInput.from_ints(prompt.to_ints()))
-        return collected(future, list, "compute_logprobs")
-
-
-def _stop(stop: tuple[str | int, ...]) -> list[str] | list[int] | None:
-    words, ids = [s for s in stop if isinstance(s, str)], [s for s in stop if isinstance(s, int)]
-    if words and ids:
-        raise BackendError("a Tinker server takes stop strings or stop ids, not both at once")
-    return words or ids or None
-
-
-def to_tinker(datum: Datum) -> Any:
-    """Our record as the client's."""
-    types = need("tinker", extra="tinker").types
-    inputs = {
-        key: types.TensorData(
-            data=value.to_numpy().ravel().tolist(), dtype=value.dtype, shape=list(value.to_numpy().shape)
-        )
-        for key, value in datum.loss_fn_inputs.items()
-    }
-    return types.Datum(model_input=types.ModelInput.from_ints(datum.model_input.to_ints()), loss_fn_inputs=inputs)
-
-
-def _output(result: Any) -> ForwardBackwardOutput:
-    logprobs = [list(found["logprobs"].tolist()) if "logprobs" in found else [] for found in result.loss_fn_outputs]
-    return ForwardBackwardOutput(metrics=dict(result.metrics), logprobs=logprobs)
-
-
-def _samples(response: Any) -> SampleOutput:
-    return SampleOutput(
-        sequences=[
-            SampledSequence(tokens=list(s.tokens), logprobs=list(s.logprobs or []), stop_reason=s.stop_reason)
-            for s in response.sequences
-        ],
-        prompt_logprobs=response.prompt_logprobs,
-        topk_prompt_logprobs=response.topk_prompt_logprobs,
-    )
+        """End the session; a server that fails is not waited for."""
+        if self.watch.is_well and hasattr(self.client, "close"):  # older clients have none
+            with suppress(Exception):  # the session ends by itself when it is silent
+                self.client.close("success").result(GOODBYE_SECONDS)
+        self._holder.close()

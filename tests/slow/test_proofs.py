@@ -1,0 +1,71 @@
+"""The examples' claims on real weights: each is run as a reader would run it, and its numbers must bear the claim out.
+
+SmolLM2-135M on the CPU, fixed seeds, minutes each. The checks are on intervals, not on points.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evsys_sdk.experiment import Experiment
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path, monkeypatch):
+    """The configs write below the current folder."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+
+
+def run(example, name="config.yaml"):
+    result = Experiment.from_yaml(EXAMPLES / example / name).run()
+    assert result.completed, [run.error for run in result.runs]
+    return {run.extras["run_name"]: run for run in result.runs}
+
+
+def score(run, benchmark, *, stage=None, step=None):
+    """The first metric of a benchmark, after a stage; `step=0` is the untrained model's."""
+    (found,) = [
+        result.scores[0]
+        for result in run.extras["evals"]
+        if f"{result.split}/{result.name}" == benchmark and result.stage == stage and result.step == step
+    ]
+    assert found.n_errors == 0
+    return found
+
+
+def test_sft_learns_to_route_requests_it_has_never_seen():
+    (trained,) = run("quickstart").values()
+    untrained, after = score(trained, "test/tools", step=0), score(trained, "test/tools")
+    assert untrained.high < 0.5 and after.low > 0.8 and after.n_tasks == 48
+    assert trained.metrics["final_loss"] < trained.metrics["first_loss"] / 5
+
+
+def test_rl_raises_a_reward_that_is_not_zero_at_the_start_with_either_seed():
+    runs = run("proof_rl")
+    assert len(runs) == 2
+    for trained in runs.values():
+        untrained, after = score(trained, "test/nouns", step=0), score(trained, "test/nouns")
+        assert 0 < trained.metrics["first_reward"] < 0.5 < trained.metrics["final_reward"]
+        assert untrained.low > 0 and after.low > untrained.high + 0.2
+
+
+def test_sdft_keeps_the_first_skill_that_sft_loses():
+    run("proof_sdft", "prepare.yaml")
+    arms = run("proof_sdft", "two_stages.yaml")
+    scores = {
+        (arm, stage, skill): score(trained, f"test/{skill}", stage=stage)
+        for arm, trained in arms.items()
+        for stage in ("tools", "moods")
+        for skill in ("tools", "moods")
+    }
+    for arm in ("sft", "sdft"):
+        assert scores[arm, "tools", "tools"].low > 0.5, "the first skill was learnt"
+        assert scores[arm, "moods", "moods"].low > 0.5, "and so was the second"
+    assert scores["sft", "moods", "tools"].high < scores["sdft", "moods", "tools"].low
