@@ -69,10 +69,25 @@ def check_block(block: Block) -> list[Problem]:
         hint = f"evsys list --kind {block.registry.plural}"
         return [Problem(path=f"{block.place}.kind", message=str(exc), value=block.kind, next_command=hint)]
     hint = f"evsys schema {block.registry.kind} {block.kind}"
-    return [
+    return _missing_packages(block, target) + [
         replace(problem, path=f"{block.place}.params.{problem.path}".rstrip("."), next_command=hint)
         for problem in registry.check_params(target, block.params)
     ]
+
+
+def _missing_packages(block: Block, target: Any) -> list[Problem]:
+    """What an extension says it `requires` (module -> our extra that brings it) and is not installed."""
+    missing = {extra: module for module, extra in getattr(target, "requires", {}).items() if not _is_installed(module)}
+    return [
+        Problem(
+            path=f"{block.place}.kind", value=block.kind, message=f"needs {module}: pip install 'evsys-sdk[{extra}]'"
+        )
+        for extra, module in missing.items()
+    ]
+
+
+def _is_installed(module: str) -> bool:
+    return find_spec(module) is not None
 
 
 def _block(place: str, kinds: Registry, spec: KindSpec) -> Block:
@@ -136,9 +151,27 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
     for place, data in (*data_blocks(run), *_phase_data(run)):
         yield from _check_data(data, place, config)
     yield from _check_best_by(run, config)
+    yield from _check_recipe(run)
     start = run.model.load_checkpoint_path
     if start is not None and "://" not in start and not Path(start).exists():
         yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
+
+
+def _check_recipe(run: RunConfig) -> Iterator[Problem]:
+    """A recipe that the backend is known not to be able to run. Both may say so (`elsewhere`, `needs`; `offers`)."""
+    recipe = _block("algorithm", registry.algorithms, run.algorithm)
+    place = _block("backend", registry.backends, run.backend)
+    if check_block(recipe) or check_block(place):
+        return
+    algorithm, backend = registry.algorithms.get(recipe.kind), registry.backends.get(place.kind)
+    elsewhere = getattr(algorithm, "elsewhere", None)
+    wrong = elsewhere(place.kind) if elsewhere else None
+    if wrong:
+        yield Problem(path="backend.kind", value=place.kind, message=wrong)
+    elif hasattr(algorithm, "needs") and hasattr(backend, "offers"):
+        lack = algorithm(**recipe.params).needs(backend(**place.params).offers())
+        if lack:
+            yield Problem(path="algorithm.kind", value=recipe.kind, message=f"on backend {place.kind!r}: {lack}")
 
 
 def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:

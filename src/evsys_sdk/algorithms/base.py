@@ -80,6 +80,10 @@ class BaseAlgorithm(ABC):
 
     name: ClassVar[str] = ""
     Config: ClassVar[type[LoopParams]] = LoopParams
+    only_on: ClassVar[str | None] = None
+    """The one kind of backend it runs on; None: any."""
+    instead: ClassVar[str] = ""
+    """The algorithm that does the same on the others."""
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     ctx: RunContext
@@ -108,6 +112,16 @@ class BaseAlgorithm(ABC):
         """What the backend lacks for this recipe and what would help; None when it has all."""
         return None
 
+    @classmethod
+    def elsewhere(cls, backend_kind: str) -> str | None:
+        """Why this kind of backend is the wrong one, and what to use there; None when it is a right one."""
+        if cls.only_on in (None, backend_kind):
+            return None
+        return (
+            f"{cls.name} runs on the {cls.only_on} backend only, not on {backend_kind!r}; "
+            f"on {backend_kind!r} use {cls.instead}"
+        )
+
     def step_metrics(self, step: int, batch: TrainingBatch, outputs: list[ForwardBackwardOutput]) -> dict[str, float]:
         """What to log with a step, beside what the loop itself measures."""
         return batch.metrics
@@ -130,6 +144,9 @@ class BaseAlgorithm(ABC):
 
     async def _train(self, ctx: RunContext) -> RunResult:
         self.ctx, self.service = ctx, service_of(ctx)
+        wrong = self.elsewhere(backend_kind(ctx))
+        if wrong:
+            raise BackendError(wrong)
         lack = self.needs(self.service.capabilities)
         if lack:
             raise BackendError(f"{self.name or type(self).__name__}: {lack}")
@@ -182,13 +199,17 @@ class BaseAlgorithm(ABC):
         return {"step": result.best.step, "by": self.cfg.best_by, "value": result.best_value}
 
 
+def backend_kind(ctx: RunContext) -> str:
+    """What the config calls the backend."""
+    return str(ctx.extras.get("backend_kind") or getattr(ctx.backend, "name", type(ctx.backend).__name__))
+
+
 def service_of(ctx: RunContext) -> TrainingService:
     """The training service that the backend handed over."""
     service = ctx.extras.get("backend_handles", {}).get("service")
     if service is None:
-        kind = getattr(ctx.backend, "name", type(ctx.backend).__name__)
         raise BackendError(
-            f"backend {kind!r} offers no training service: its prepare() must return {{'service': ...}} with the "
-            "calls of evsys_sdk.surface.TrainingService; the mock backend has one"
+            f"backend {backend_kind(ctx)!r} offers no training service: its prepare() must return {{'service': ...}} "
+            "with the calls of evsys_sdk.surface.TrainingService; the mock backend has one"
         )
     return service

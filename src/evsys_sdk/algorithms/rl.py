@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams
 from evsys_sdk.errors import BackendError
-from evsys_sdk.protocols import Rollout, RunContext, RunResult, Turn
+from evsys_sdk.protocols import Rollout, RunContext, Turn
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Capabilities, Datum, ForwardBackwardOutput, TrainingService
+from evsys_sdk.surface import Capabilities, Datum, ForwardBackwardOutput, SamplingClient, TrainingService
 from evsys_sdk.training.advantages import (
     ADVANTAGES,
     USUAL_NORMALISATION,
@@ -90,7 +90,9 @@ class RL(OnPolicyAlgorithm):
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         await super().setup(ctx, backend)
-        self.reference = await self.sampler_before(1) if self.cfg.kl_coef else None
+        self.reference: SamplingClient | None = None
+        if self.cfg.kl_coef:
+            self.reference = await backend.create_sampling_client(await self.start_weights("reference"))
         self.advantage = reward_alone if self.cfg.num_samples == 1 else ADVANTAGES[self.cfg.advantage]
 
     async def build_batch(self, step: int) -> TrainingBatch:
@@ -142,11 +144,7 @@ class RL(OnPolicyAlgorithm):
 class MockRL(RL):
     """`rl`, for tests: refuses to run anywhere but on the mock backend."""
 
-    def train(self, ctx: RunContext) -> RunResult:
-        kind = getattr(ctx.backend, "name", type(ctx.backend).__name__)
-        if kind != "mock":
-            raise BackendError(f"mock_rl runs on the mock backend only, not on {kind!r}; on {kind!r} use rl")
-        return super().train(ctx)
+    only_on, instead = "mock", "rl"
 
 
 def _turns(rollouts: list[Rollout], advantages: list[float], weights: list[float]) -> list[tuple[Turn, float, float]]:

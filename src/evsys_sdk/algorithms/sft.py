@@ -9,8 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
-from evsys_sdk.errors import BackendError
-from evsys_sdk.protocols import RunContext, RunResult
+from evsys_sdk.protocols import RunContext
 from evsys_sdk.registry import register_algorithm
 from evsys_sdk.surface import Capabilities, TrainingService
 from evsys_sdk.training.batch import RowOrder, TrainingBatch
@@ -84,8 +83,4 @@ class SFT(BaseAlgorithm):
 class MockSFT(SFT):
     """`sft`, for tests: refuses to run anywhere but on the mock backend."""
 
-    def train(self, ctx: RunContext) -> RunResult:
-        kind = getattr(ctx.backend, "name", type(ctx.backend).__name__)
-        if kind != "mock":
-            raise BackendError(f"mock_sft runs on the mock backend only, not on {kind!r}; on {kind!r} use sft")
-        return super().train(ctx)
+    only_on, instead = "mock", "sft"

@@ -13,11 +13,11 @@ import threading
 from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams, service_of
+from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams, backend_kind, service_of
 from evsys_sdk.errors import BackendError, blame, need, not_known
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import KeptWeights, RunContext, RunResult
@@ -36,8 +36,8 @@ class TrlAlgorithm(BaseAlgorithm):
     """A trainer of TRL, driven step by step."""
 
     Config = LoopParams
-    instead: str
-    """The algorithm that does the same on every backend."""
+    only_on = "local"
+    requires: ClassVar = {"trl": "local", "peft": "local"}
 
     @abstractmethod
     def make_trainer(self, model: Any, tokenizer: Any, settings: dict[str, Any], callback: Any) -> Any:
@@ -48,7 +48,9 @@ class TrlAlgorithm(BaseAlgorithm):
 
     async def _train(self, ctx: RunContext) -> RunResult:
         self.ctx, self.service = ctx, service_of(ctx)
-        self._refuse_elsewhere(ctx)
+        wrong = self.elsewhere(backend_kind(ctx))
+        if wrong or not hasattr(self.service, "engine"):
+            raise BackendError(wrong or f"{self.name}: this backend has no engine of ours to train")
         need("trl", extra="local")
         self.renderer = renderer_of(ctx, self.service)
         await self.setup(ctx, self.service)
@@ -83,14 +85,6 @@ class TrlAlgorithm(BaseAlgorithm):
             with suppress(OSError):  # not empty: then TRL was told to write there
                 folder.rmdir()
         return self._finished(ctx, result)
-
-    def _refuse_elsewhere(self, ctx: RunContext) -> None:
-        kind = str(ctx.extras.get("backend_kind") or getattr(ctx.backend, "name", type(ctx.backend).__name__))
-        if kind != "local" or not hasattr(self.service, "engine"):
-            raise BackendError(
-                f"{self.name} runs TRL's trainer in this process and so on the local backend only, not on {kind!r}; "
-                f"on {kind!r} use {self.instead}"
-            )
 
     def _settings(self, plan: LoopPlan, folder: Path, seed: int, copy: Any) -> dict[str, Any]:
         """What both trainers' configs are given."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -40,6 +40,8 @@ from evsys_sdk.surface import (
 class LocalBackend:
     """True training of a real model on this machine's CPU or GPU (extra `local`)."""
 
+    requires: ClassVar = {"torch": "local", "transformers": "local"}
+
     class Config(Params):
         device: str = "auto"
         """`cpu`, `cuda`, `cuda:1`; auto takes a GPU if there is one."""
@@ -53,9 +55,12 @@ class LocalBackend:
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
 
+    def offers(self) -> Capabilities:
+        return LocalService.capabilities
+
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
-        need("torch", extra="local")
-        need("transformers", extra="local")
+        for module, extra in self.requires.items():
+            need(module, extra=extra)
         settings = {
             "device": self.cfg.device,
             "dtype": self.cfg.dtype,

@@ -51,6 +51,9 @@ class MockBackend:
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
 
+    def offers(self) -> Capabilities:
+        return capabilities()
+
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         if self.cfg.fail_on_prepare:
             raise BackendError("the mock backend was told to fail here (fail_on_prepare)")
@@ -84,21 +87,26 @@ class Answer[T]:
         return self._value
 
 
+def capabilities() -> Capabilities:
+    """Everything; custom losses where torch is installed."""
+    return Capabilities(
+        losses=frozenset(LOSSES),
+        custom_loss=importlib.util.find_spec("torch") is not None,
+        prompt_logprobs=True,
+        topk_prompt_logprobs=True,
+        resume=True,
+        full_fine_tuning=True,
+        average_weights=True,
+    )
+
+
 class MockService:
     """Hands out training and sampling clients over one shared, frozen base."""
 
     def __init__(self, model_name: str, directory: Path, latency_seconds: float, fail_at_step: int | None):
         self.model_name, self.directory = model_name, directory
         self.latency_seconds, self.fail_at_step = latency_seconds, fail_at_step
-        self.capabilities = Capabilities(
-            losses=frozenset(LOSSES),
-            custom_loss=importlib.util.find_spec("torch") is not None,
-            prompt_logprobs=True,
-            topk_prompt_logprobs=True,
-            resume=True,
-            full_fine_tuning=True,
-            average_weights=True,
-        )
+        self.capabilities = capabilities()
 
     def create_training_client(self, *, rank: int, seed: int) -> Answer[MockTrainingClient]:
         return Answer(lambda: MockTrainingClient(self, rank=rank, seed=seed), self.due())

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -49,6 +49,8 @@ GOODBYE_SECONDS = 10.0
 class TinkerBackend:
     """Training on a Tinker-protocol server: hosted Tinker, or `evsys engine serve` (extra `tinker`)."""
 
+    requires: ClassVar = {"tinker": "tinker"}
+
     class Config(Params):
         base_url: str | None = None
         """The server; by default the client's own (hosted Tinker)."""
@@ -64,6 +66,10 @@ class TinkerBackend:
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
+
+    def offers(self) -> Capabilities:
+        """What can be known without asking the server."""
+        return capabilities_of(None, self.cfg.lacks)
 
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         tinker = need("tinker", extra="tinker")

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -135,6 +135,7 @@ class TensorBoardLogStore:
     """Event files that `tensorboard --logdir` shows. A kill may cost the last `FLUSH_SECONDS` of points."""
 
     FLUSH_SECONDS = 5
+    requires: ClassVar = {"tensorboard": "tensorboard"}
 
     class Config(Params):
         log_dir: str | None = None

@@ -1,0 +1,52 @@
+"""What is refused before anything is spent."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsys_sdk import preflight
+from evsys_sdk.config.document import Document
+from evsys_sdk.config.files import parse_config
+
+
+def _problems(tmp_path, **run):
+    rows = [{"messages": [{"role": "user", "content": "hi"}], "target_assistant": "ho"}]
+    settings = {
+        "name": "r",
+        "data": {"source_kind": "in_memory", "rows": rows},
+        "model": {"name": "m"},
+        "algorithm": {"kind": "sft"},
+        "backend": {"kind": "mock"},
+        **run,
+    }
+    config = parse_config(Document(label="config", data={"name": "x", "run": settings}), folder=tmp_path)
+    return [(problem.path, problem.message) for problem in preflight.deep_problems(config)]
+
+
+def test_a_recipe_that_fits_has_no_problems(tmp_path):
+    assert _problems(tmp_path) == []
+
+
+def test_an_algorithm_of_one_backend_is_refused_on_another(tmp_path):
+    ((path, message),) = _problems(tmp_path, algorithm={"kind": "local_sft"})
+    assert path == "run.backend.kind"
+    assert message == "local_sft runs on the local backend only, not on 'mock'; on 'mock' use sft"
+
+
+def test_a_recipe_that_needs_what_the_server_lacks_is_refused_with_the_remedy(tmp_path):
+    pytest.importorskip("tinker")
+    run = {
+        "algorithm": {"kind": "rl", "params": {"loss": "ppo", "max_steps": 1}},
+        "backend": {"kind": "tinker", "params": {"base_url": "http://127.0.0.1:1", "lacks": ["ppo"]}},
+    }
+    ((path, message),) = _problems(tmp_path, **run)
+    assert path == "run.algorithm.kind"
+    assert message.startswith("on backend 'tinker': this backend has no ppo loss; set loss to one of cispo")
+    run["backend"]["params"]["lacks"] = []
+    assert _problems(tmp_path, **run) == []
+
+
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "_is_installed", lambda module: module != "torch")
+    found = _problems(tmp_path, backend={"kind": "local"}, model={"name": "tiny-random"})
+    assert found == [("run.backend.kind", "needs torch: pip install 'evsys-sdk[local]'")]
