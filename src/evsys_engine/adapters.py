@@ -221,7 +221,12 @@ def _ask(
     if not loss.requires_grad:
         raise BadRequest("the custom loss does not depend on the logprobs it was given, so there is nothing to learn")
     pulls = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
-    return float(loss.detach()), list(pulls), {key: float(value) for key, value in (metrics or {}).items()}
+    return _number(loss), list(pulls), {key: _number(value) for key, value in (metrics or {}).items()}
+
+
+def _number(value: Any) -> float:
+    """A metric may still hang on the graph; torch warns of that."""
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _custom_gradients(

@@ -18,6 +18,7 @@ from evsys_engine.devices import choose_device, choose_dtype, choose_limits
 from evsys_engine.export import fingerprint, read_weights
 from evsys_engine.fair_lock import FairLock
 from evsys_engine.head import Workspace
+from evsys_engine.heap import share_one_heap
 from evsys_engine.lora import adapt_linears
 from evsys_engine.losses import LOSSES
 from evsys_engine.packing import hidden_states, install
@@ -60,6 +61,7 @@ class Engine:
             if threads < 1:
                 raise EngineError(f"threads must be 1 or more, not {threads}")
             torch.set_num_threads(threads)
+        share_one_heap()
         where = choose_device(device)
         precision = choose_dtype(dtype, where)
         model, tokenizer = _read(Path(model_dir), precision)

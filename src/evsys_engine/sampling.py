@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -278,11 +279,11 @@ class BatchSampler:
         self._model, self._tokenizer, self._info, self._lock = engine_model, tokenizer, info, lock
         # Low-rank parts are copied, since training goes on in them; `full` is large and becomes this sampler's own.
         own = {name: (a.detach().clone(), b.detach().clone(), scale) for name, (a, b, scale) in (lora or {}).items()}
-        self._weights = MergedWeights(engine_model, own, full)
+        self._weights: MergedWeights | None = MergedWeights(engine_model, own, full)
         self._snapshots, self._key = snapshots_of(engine_model), object()
+        weakref.finalize(self, self._snapshots.drop, self._key)  # also of one that nobody closed
         self._end_ids = end_ids(engine_model, tokenizer)
         self.max_rows = MAX_ROWS.get(engine_model.device.type, 64)
-        self._closed = False
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
         """All requests in one batch."""
@@ -332,16 +333,21 @@ class BatchSampler:
             raise
 
     def close(self) -> None:
-        """Give the memory back. A batch that is running ends first."""
-        self._closed = True
+        """Give the memory back, whoever still holds this object. A batch that is running ends first."""
+        self._weights = None
         self._snapshots.drop(self._key)
 
     def _decoder(self) -> Any:
-        if self._closed:
-            raise EngineError("this sampler was closed; load it again")
         if is_supported(self._model):
-            return self._snapshots.get(self._key, lambda: LlamaDecoder(self._model, self._weights))
-        return ModelDecoder(self._model, self._snapshots.get(self._key, self._weights.touched))
+            return self._snapshots.get(self._key, lambda: LlamaDecoder(self._model, self._open_weights()))
+        return ModelDecoder(self._model, self._snapshots.get(self._key, lambda: self._open_weights().touched()))
+
+    def _open_weights(self) -> MergedWeights:
+        """Asked for while the snapshots are locked: after a `close`, nothing is built that nobody would drop."""
+        weights = self._weights
+        if weights is None:
+            raise EngineError("this sampler was closed; load it again")
+        return weights
 
 
 def check(request: SampleRequest, info: ModelInfo) -> tuple[int, ...]:

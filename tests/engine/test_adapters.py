@@ -143,6 +143,16 @@ def test_a_custom_loss_that_breaks_is_its_callers_matter(adapter, make_data, los
     adapter.forward(make_data(), "cross_entropy")
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_metric_that_still_hangs_on_the_graph_is_a_plain_number(adapter, make_data):
+    def loss(data, logprobs):
+        total = -sum(part.sum() for part in logprobs)
+        return total, {"mean": total / 2}
+
+    metrics = adapter.forward_backward_custom(make_data(), loss).metrics
+    assert metrics["mean"] == pytest.approx(metrics["loss:sum"] / 2)
+
+
 def test_a_custom_loss_may_ask_the_engine_itself(llama, adapter, make_data):
     data, teacher = make_data((9, 4)), llama.create_adapter(LoraSettings(rank=2, seed=8))
 

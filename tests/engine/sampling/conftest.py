@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # tiny_models
 
-from tiny_models import info_of, tiny
-
-from evsys_engine.sampling import BatchSampler
+from tiny_models import new_sampler, tiny
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +27,7 @@ def sampler(models):
     def make(kind="llama", *, tokenizer=None, lora=None, full=None, lock=None, end_ids=None):
         model = models(kind)
         model.generation_config.eos_token_id = end_ids
-        new = BatchSampler(
-            engine_model=model,
-            tokenizer=tokenizer,
-            info=info_of(model),
-            lora=lora,
-            full=full,
-            lock=lock or threading.Lock(),
-        )
+        new = new_sampler(model, tokenizer=tokenizer, lora=lora, full=full, lock=lock)
         opened.append(new)
         return new
 

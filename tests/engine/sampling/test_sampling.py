@@ -8,10 +8,11 @@ import weakref
 
 import pytest
 import torch
-from tiny_models import VOCAB, random_lora, tiny_tokenizer
+from tiny_models import VOCAB, new_sampler, random_lora, tiny_tokenizer
 
 from evsys_engine import sampling
 from evsys_engine.fair_lock import FairLock
+from evsys_engine.snapshots import snapshots_of
 from evsys_engine.stopping import StopRule
 from evsys_engine.types import AdamSettings, BadRequest, EngineError, LoraSettings, SampleRequest, TrainingDatum
 
@@ -274,6 +275,38 @@ def test_closing_gives_the_memory_back(models, sampler):
     assert held() is None
     with pytest.raises(EngineError, match="closed"):
         one.sample([SampleRequest(tokens=PROMPT)])
+
+
+def test_a_closed_sampler_holds_no_weights_whoever_holds_the_sampler(sampler, models):
+    full = {name: tensor.detach().clone() for name, tensor in models("llama").named_parameters()}
+    held = weakref.ref(full["model.norm.weight"])
+    one = sampler(full=full)
+    del full
+    one.close()
+    gc.collect()
+    assert held() is None
+
+
+def test_a_sampler_that_nobody_closed_gives_its_memory_back_when_nobody_holds_it(models):
+    one = new_sampler(models("llama"), lora=random_lora(models("llama")))
+    one.sample([SampleRequest(tokens=PROMPT, max_tokens=2)])
+    held = weakref.ref(one._decoder())
+    del one
+    gc.collect()
+    assert held() is None
+
+
+def test_a_sampler_closed_just_before_its_weights_are_made_leaves_none_behind(models, sampler, monkeypatch):
+    one = sampler(lora=random_lora(models("llama")))
+
+    def closed_meanwhile(model):
+        one.close()
+        return True
+
+    monkeypatch.setattr(sampling, "is_supported", closed_meanwhile)
+    with pytest.raises(EngineError, match="closed"):
+        one.sample([SampleRequest(tokens=PROMPT, max_tokens=2)])
+    assert len(snapshots_of(models("llama"))) == 0
 
 
 def test_training_gets_its_turn_while_a_batch_is_sampled(sampler, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from evsys_engine.sampling import BatchSampler
 from evsys_engine.types import ModelInfo
 
 VOCAB = 300
@@ -94,6 +96,19 @@ def info_of(model: Any) -> ModelInfo:
         parameters=model.num_parameters(),
         device="cpu",
         dtype="float32",
+    )
+
+
+def new_sampler(
+    model: Any, *, tokenizer: Any = None, lora: Any = None, full: Any = None, lock: Any = None
+) -> BatchSampler:
+    return BatchSampler(
+        engine_model=model,
+        tokenizer=tokenizer,
+        info=info_of(model),
+        lora=lora,
+        full=full,
+        lock=lock or threading.Lock(),
     )
 
 
