@@ -108,6 +108,8 @@ class TaskScores:
     target: Any = None
     n_errors: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
+    rollouts: list[Rollout] = field(default_factory=list)
+    """The rollouts themselves, for metrics of what they took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ class Registry:
                 f"{self.kind} {name!r} is already registered by {_describe(old.target)}; "
                 f"{_describe(target)} needs another name"
             )
-        if inspect.isclass(target):
+        if inspect.isclass(target) and not callable(getattr(target, "name", None)):  # harbor's agents have name()
             target.name = name  # type: ignore[attr-defined]
         module = getattr(target, "__module__", "?")
         self.entries[name] = Entry(name=name, target=target, origin=module, yields=yields)

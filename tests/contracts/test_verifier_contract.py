@@ -15,8 +15,18 @@ EXPECTED = {
     "contains": "yes",
     "regex_match": "yes",
     "tool_calls_match": [{"name": "yes", "arguments": {}}],
+    "json_match": {"answer": "yes"},
+    "numeric_match": 3,
+    "weighted": "yes",
 }
+PARAMS = {
+    "weighted": {"parts": [{"fn_name": "exact_match", "weight": 2}, {"fn_name": "contains"}]},
+    "llm_judge": {"judge_model": "claude-x", "rubric": "?"},
+    "e2b": {"dockerfile": "FROM debian", "test_sh": "grep -q yes output.txt"},
+}
+ASK_OUTSIDE = {"llm_judge", "e2b"}  # a model, a sandbox: their own tests attack them
 BUILT_INS = [name for name in list_verifiers() if verifiers.entries[name].origin.startswith("evsys_sdk.")]
+PURE = [name for name in BUILT_INS if name not in ASK_OUTSIDE]
 OUTPUTS = ["", "yes", "no", "<answer>yes</answer>", '[{"name": "yes"}]', "{" * 5000, "\x00\ud800", "yes " * 10_000]
 
 
@@ -25,23 +35,23 @@ def registry_as_before(monkeypatch):
     monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
 
 
-@pytest.mark.parametrize("name", BUILT_INS)
+@pytest.mark.parametrize("name", PURE)
 @pytest.mark.parametrize("output", OUTPUTS, ids=range(len(OUTPUTS)))
 def test_a_built_in_gives_a_reward_between_0_and_1_for_any_output(name, output):
-    reward = run_verifier(name, output, EXPECTED.get(name), {})
+    reward = run_verifier(name, output, EXPECTED.get(name), PARAMS.get(name, {}))
     assert isinstance(reward, float) and math.isfinite(reward) and 0.0 <= reward <= 1.0
 
 
-@pytest.mark.parametrize("name", BUILT_INS)
+@pytest.mark.parametrize("name", PURE)
 def test_a_built_in_gives_an_empty_output_nothing(name):
-    assert run_verifier(name, "", EXPECTED.get(name), {}) == 0.0
+    assert run_verifier(name, "", EXPECTED.get(name), PARAMS.get(name, {})) == 0.0
 
 
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_built_in_closes_its_settings(name):
     assert schema_for("verifier", name)["additionalProperties"] is False
     with pytest.raises(VerifierFailed, match="unknown key"):
-        run_verifier(name, "yes", EXPECTED.get(name), {"no_such_setting": 1})
+        run_verifier(name, "yes", EXPECTED.get(name), {**PARAMS.get(name, {}), "no_such_setting": 1})
 
 
 def test_only_the_names_of_the_reference_are_closed_to_projects():

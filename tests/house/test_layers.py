@@ -12,7 +12,7 @@ PACKAGE = SRC / "evsys_sdk"
 
 SHARED = {
     "errors", "atomic", "constants", "logs", "asyncs", "data_types", "answers", "protocols", "surface", "registry",
-    "_entry_points", "jsonl",
+    "_entry_points", "jsonl", "task_dirs", "sandbox", "sandbox_launch", "sandbox_uids",
 }  # fmt: skip
 CONDUCTORS = {"runner", "experiment", "preflight", "running", "cli", "testing", "__init__"}
 STAGE_OF = {
@@ -22,6 +22,7 @@ STAGE_OF = {
     "rollout": "rollout",
     "verifiers": "verifiers",
     "inference": "inference",
+    "serving": "serving",
     "eval": "eval",
     "record": "record",
     "deployers": "deployers",

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from evsys_sdk import __version__
-from evsys_sdk.cli import backend, completion, data, engine, model, registries, run, validate
+from evsys_sdk.cli import backend, completion, data, engine, model, registries, run, serve, validate, verifier
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_RUN_FAILED
 
-VERBS = (validate, run, data, backend, model, engine, registries, completion)
+VERBS = (validate, run, data, backend, model, engine, serve, verifier, registries, completion)
 
 
 class Parser(argparse.ArgumentParser):

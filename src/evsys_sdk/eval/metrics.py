@@ -1,8 +1,9 @@
 """Metrics: fold what is known of many tasks into one number.
 
 In: `TaskScores`, one per task. Out: a float. A metric is a class with `compute(task_rewards)`, one inner list of
-rewards per task, or with `compute(*, predictions, targets)`, one prediction per rollout beside its task's target;
-`as_metric` brings both into one form. `pass@k` and `pass^k` exist for every k. A reward >= 1.0 is a pass.
+rewards per task, or with `compute(*, predictions, targets)`, one prediction per rollout beside its task's target, or
+with `compute(*, rollouts)`, the rollouts of each task; `as_metric` brings all into one form. `pass@k` and `pass^k`
+exist for every k. A reward >= 1.0 is a pass.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from pydantic import Field
 from evsys_sdk.answers import answer_in, parsed_json, same_answer, wanted_answer
 from evsys_sdk.config.models import Params
 from evsys_sdk.errors import EvsysError, shorten
-from evsys_sdk.protocols import TaskScores
+from evsys_sdk.protocols import Rollout, TaskScores
 from evsys_sdk.registry import register_metric
 
 MetricFunction = Callable[[Sequence[TaskScores]], float]
 Rewards = Sequence[Sequence[float]]
 
 PASS = 1.0
-FORMS = "a metric is a class with compute(task_rewards) -> float or compute(*, predictions, targets) -> float"
+BROKEN_OFF = ("infra_error", "cancelled")
+FORMS = (
+    "a metric is a class with compute(task_rewards) -> float, compute(*, predictions, targets) -> float or "
+    "compute(*, rollouts) -> float"
+)
 _FAMILY = re.compile(r"pass([@^])([1-9]\d{0,5})")
 
 
@@ -39,7 +44,7 @@ def as_metric(target: Any) -> MetricFunction:
         raise TypeError(f"{target!r} has no compute; {FORMS}")
     if inspect.iscoroutinefunction(compute):
         raise TypeError(f"compute of {target!r} is async; {FORMS}")
-    fold = _fold_predictions if _takes_predictions(target, compute) else _fold_rewards
+    fold = _form(target, compute)
 
     def metric(tasks: Sequence[TaskScores]) -> float:
         instance = target() if inspect.isclass(target) else target
@@ -48,18 +53,26 @@ def as_metric(target: Any) -> MetricFunction:
     return metric
 
 
-def _takes_predictions(target: Any, compute: Callable[..., Any]) -> bool:
-    """True for `compute(*, predictions, targets)`, False for `compute(task_rewards)`."""
+def _form(target: Any, compute: Callable[..., Any]) -> Callable[[Any, Sequence[TaskScores]], Any]:
+    """How to call this metric: what its parameters are named decides."""
     first = (None,) if inspect.isclass(target) and inspect.isfunction(compute) else ()
     signature = inspect.signature(compute)
     try:
         if {"predictions", "targets"} <= set(signature.parameters):
             signature.bind(*first, predictions=[], targets=[])
-            return True
+            return _fold_predictions
+        if "rollouts" in signature.parameters and not _is_positional(signature.parameters["rollouts"]):
+            signature.bind(*first, rollouts=[])
+            return _fold_rollouts
         signature.bind(*first, [])
     except TypeError as exc:
         raise TypeError(f"compute of {target!r} does not fit ({exc}); {FORMS}") from None
-    return False
+    return _fold_rewards
+
+
+def _is_positional(parameter: inspect.Parameter) -> bool:
+    # `compute(self, rollouts)` is the first form under another name for its rewards.
+    return parameter.kind is not inspect.Parameter.KEYWORD_ONLY
 
 
 def _fold_rewards(metric: Any, tasks: Sequence[TaskScores]) -> Any:
@@ -71,6 +84,12 @@ def _fold_predictions(metric: Any, tasks: Sequence[TaskScores]) -> Any:
         predictions=[prediction for task in tasks for prediction in task.predictions],
         targets=[task.target for task in tasks for _ in task.predictions],
     )
+
+
+def _fold_rollouts(metric: Any, tasks: Sequence[TaskScores]) -> Any:
+    if not all(task.rollouts for task in tasks):
+        raise EvsysError("this metric looks at rollouts, and these scores come without them")
+    return metric.compute(rollouts=[list(task.rollouts) for task in tasks])
 
 
 def _number(value: Any) -> float:
@@ -214,3 +233,43 @@ def _in_toolkit(prediction: str, toolkit: str) -> bool:
 
 def _plain(text: str) -> str:
     return re.sub(r"[\s-]+", "_", text.strip().casefold())
+
+
+def _mean_per_task(rollouts: Sequence[Sequence[Rollout]], measure: Callable[[Rollout], float]) -> float:
+    """Mean over tasks of the mean over a task's rollouts; what infrastructure broke off says nothing of the model."""
+    groups = [[rollout for rollout in group if rollout.status not in BROKEN_OFF] for group in rollouts]
+    measured = [fmean(map(measure, group)) for group in groups if group]
+    if not measured:
+        raise EvsysError("no rollout ran to its end, so there is nothing to measure")
+    return fmean(measured)
+
+
+def tokens_of(rollout: Rollout) -> int:
+    """Tokens read and written in all turns; where the turns hold none, what the agent reported."""
+    counted = sum(len(turn.prompt_tokens) + len(turn.completion_tokens) for turn in rollout.turns)
+    reported = (rollout.metadata.get("n_input_tokens") or 0) + (rollout.metadata.get("n_output_tokens") or 0)
+    return counted or reported
+
+
+@register_metric("cost_per_task", yields=True)
+class CostPerTask:
+    """US dollars that one try at a task costs."""
+
+    def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
+        return _mean_per_task(rollouts, lambda rollout: rollout.cost_usd)
+
+
+@register_metric("time_per_task", yields=True)
+class TimePerTask:
+    """Seconds that one try at a task takes."""
+
+    def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
+        return _mean_per_task(rollouts, lambda rollout: rollout.seconds)
+
+
+@register_metric("tokens_per_task", yields=True)
+class TokensPerTask:
+    """Tokens that one try at a task reads and writes."""
+
+    def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
+        return _mean_per_task(rollouts, tokens_of)

@@ -35,6 +35,7 @@ def scores_of_task(
         target=target,
         n_errors=sum(map(is_errored, rollouts)),
         metadata=metadata or {},
+        rollouts=list(rollouts),
     )
 
 

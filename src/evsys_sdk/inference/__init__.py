@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evsys_sdk.inference.asking import Completion, Usage
 from evsys_sdk.inference.trained import TrainedModelClient
 
-__all__ = ["TrainedModelClient"]
+__all__ = ["Completion", "TrainedModelClient", "Usage"]

@@ -7,78 +7,52 @@ renderer (`attach`), so the model is asked in exactly the form it was trained in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 from typing import Any
 
 from pydantic import Field
 
-from evsys_sdk.asyncs import run_async
-from evsys_sdk.config.models import Params
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.inference.asking import AskingClient, Completion, Question
 from evsys_sdk.protocols import Renderer
 from evsys_sdk.registry import register_inference
-from evsys_sdk.surface import Messages, ModelInput, SamplingClient, SamplingParams, derive_seed, text_of
-
-Prompt = str | Messages
+from evsys_sdk.surface import ModelInput, SamplingClient, SamplingParams, derive_seed, text_of
 
 
-class TrainedModelClient:
+class TrainedModelClient(AskingClient):
     """Asks the trained model; `attach` must come first."""
 
-    class Config(Params):
-        max_tokens: int = Field(default=256, ge=1)
+    class Config(AskingClient.Config):
         temperature: float = Field(default=0.0, ge=0)
-        stop: list[str] = Field(default_factory=list)
-        system_prompt: str | None = None
-        """Speaks first, unless the prompt brings a system message of its own."""
 
     def __init__(self, **params: Any) -> None:
-        self.cfg = self.Config(**params)
+        super().__init__(**params)
         self._model: tuple[SamplingClient, Renderer, int | None] | None = None
 
     def attach(self, sampler: SamplingClient, renderer: Renderer, seed: int | None = None) -> None:
         """Say which weights answer from now on."""
         self._model = sampler, renderer, seed
 
-    def generate(
-        self,
-        *,
-        prompt: Prompt,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] | None = None,
-    ) -> str:
-        """The answer; settings that are not given are the client's own."""
-        return run_async(self.agenerate(prompt=prompt, max_tokens=max_tokens, temperature=temperature, stop=stop))
-
-    async def agenerate(
-        self,
-        *,
-        prompt: Prompt,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] | None = None,
-    ) -> str:
-        """The same, awaited: many can be under way at once."""
+    async def _ask(self, question: Question) -> Completion:
         if self._model is None:
             raise EvsysError("this client asks the model that a run trained; none is attached, call attach(...) first")
         sampler, renderer, seed = self._model
-        messages = self._messages(prompt)
+        began, prompt = time.monotonic(), renderer.prompt(question.messages)
         sampling = SamplingParams(
-            max_tokens=self.cfg.max_tokens if max_tokens is None else max_tokens,
-            temperature=self.cfg.temperature if temperature is None else temperature,
-            stop=tuple(self.cfg.stop if stop is None else stop),
-            seed=derive_seed(seed, messages),
+            max_tokens=question.max_tokens,
+            temperature=question.temperature or 0.0,
+            stop=question.stop,
+            seed=derive_seed(seed, question.messages),
         )
-        output = await sampler.sample(ModelInput.from_ints(renderer.prompt(messages)), 1, sampling)
-        return text_of(output.sequences[0].tokens, renderer.tokenizer)
-
-    def _messages(self, prompt: Prompt) -> Messages:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        system = self.cfg.system_prompt
-        if system is None or any(message.get("role") == "system" for message in messages):
-            return messages
-        return [{"role": "system", "content": system}, *messages]
+        output = await sampler.sample(ModelInput.from_ints(prompt), 1, sampling)
+        sequence = output.sequences[0]
+        return Completion(
+            text=text_of(sequence.tokens, renderer.tokenizer),
+            input_tokens=len(prompt),
+            output_tokens=len(sequence.tokens),
+            stop_reason=sequence.stop_reason,
+            seconds=time.monotonic() - began,
+        )
 
 
 @register_inference("mock")

@@ -3,5 +3,14 @@
 from __future__ import annotations
 
 from evsys_sdk.verifiers.adapt import AdaptedVerifier, as_verifier, check_verifier_params, run_verifier
+from evsys_sdk.verifiers.grading import grade, grading_problem, grading_problems
 
-__all__ = ["AdaptedVerifier", "as_verifier", "check_verifier_params", "run_verifier"]
+__all__ = [
+    "AdaptedVerifier",
+    "as_verifier",
+    "check_verifier_params",
+    "grade",
+    "grading_problem",
+    "grading_problems",
+    "run_verifier",
+]

@@ -1,8 +1,9 @@
 """Bring every way of writing a verifier into one form, and run it where its failures have a name.
 
 In: a function or class as somebody registered it. Out: an `AdaptedVerifier`, called as
-`(model_output, expected, params) -> float`. A verifier that raises, or returns no finite number, gives
-`VerifierFailed`: never a reward of 0. Which form it is, only the signature decides.
+`(model_output, expected, params) -> float`, or awaited with `ajudge`. A verifier that raises, or returns no finite
+number, gives `VerifierFailed`: never a reward of 0. Which form it is, only the signature decides; any form may be
+`async`, for one that asks a server.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
@@ -19,6 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from evsys_sdk.asyncs import run_async
 from evsys_sdk.errors import VerifierFailed, blame, shorten
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import check_params, config_model, verifiers
@@ -58,6 +61,14 @@ class AdaptedVerifier:
         problems = check_params(self.settings, params) if self.settings is not None else []
         return "; ".join(f"{p.path}: {p.message}" for p in problems) or None
 
+    def why_not(self, params: Params) -> str | None:
+        """Why it could not judge here, or None: params that do not fit, or what its own `why_not` finds missing."""
+        wrong = self.problem(params)
+        if wrong:
+            return f"params of verifier {self.label!r}: {wrong}"
+        ask = getattr(self.target, "why_not", None)
+        return ask(params) if callable(ask) else None
+
     def __call__(self, model_output: str, expected: Any, params: Params, *, prompt: Any = None) -> float:
         return self.judge(model_output, expected, params, prompt=prompt).reward
 
@@ -65,13 +76,31 @@ class AdaptedVerifier:
         self, model_output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
     ) -> VerificationResult:
         """The reward, with what the verifier had to say about it. `prompt` reaches the class form only."""
+        whose = self._checked(params, task_id)
+        with _blamed(whose):
+            verdict = self.call(model_output, expected, params, prompt)
+            if inspect.isawaitable(verdict):  # plain code has to wait; a rollout engine uses `ajudge`
+                verdict = run_async(_awaited(verdict))
+        return _as_result(verdict, whose)
+
+    async def ajudge(
+        self, model_output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
+    ) -> VerificationResult:
+        """The same for code that must not wait: other rollouts go on while an async verifier is out asking."""
+        whose = self._checked(params, task_id)
+        with _blamed(whose):
+            verdict = self.call(model_output, expected, params, prompt)
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+        return _as_result(verdict, whose)
+
+    def _checked(self, params: Params, task_id: str | None) -> str:
+        """Whose failure it will be, once the params are known to fit."""
         whose = f"verifier {self.label!r}" + (f" on task {task_id!r}" if task_id is not None else "")
         wrong = self.problem(params)
         if wrong:
             raise VerifierFailed(f"{whose}: params: {wrong}")
-        with blame(VerifierFailed, whose):
-            verdict = self.call(model_output, expected, params, prompt)
-        return _as_result(verdict, whose)
+        return whose
 
 
 def as_verifier(target: Any) -> AdaptedVerifier:
@@ -96,6 +125,22 @@ def check_verifier_params(name: str, params: Params) -> str | None:
     """What is wrong with these params for the verifier `name`, or None. An unknown name raises UnknownKind."""
     adapted: AdaptedVerifier = verifiers.adapted(name)
     return adapted.problem(params)
+
+
+@contextmanager
+def _blamed(whose: str) -> Iterator[None]:
+    """`blame`, and a failure that a verifier reports of itself gets its name and task as well."""
+    try:
+        with blame(VerifierFailed, whose):
+            yield
+    except VerifierFailed as exc:
+        if str(exc).startswith(whose):
+            raise
+        raise VerifierFailed(f"{whose}: {exc}") from exc
+
+
+async def _awaited(verdict: Awaitable[Any]) -> Any:
+    return await verdict
 
 
 def _as_result(verdict: Any, whose: str) -> VerificationResult:
@@ -194,7 +239,6 @@ def _instance(cls: type, params: Params, instances: dict[str, Any]) -> Any:
 def _check_verify(owner: Any) -> None:
     """`verify` must take the three words of the contract; better told at registration than per rollout."""
     verify = owner.verify
-    _refuse_async(verify, _label(owner))
     first = (None,) if inspect.isclass(owner) and inspect.isfunction(verify) else ()
     try:
         inspect.signature(verify).bind(*first, prompt=None, completion="", target=None)
@@ -203,7 +247,6 @@ def _check_verify(owner: Any) -> None:
 
 
 def _parameters(fn: Any, *, bound: bool = True) -> list[inspect.Parameter]:
-    _refuse_async(fn, _label(fn))
     try:
         found = inspect.signature(fn, eval_str=True)
     except ValueError:
@@ -211,11 +254,6 @@ def _parameters(fn: Any, *, bound: bool = True) -> list[inspect.Parameter]:
     except Exception:  # an annotation that cannot be evaluated: the names are enough
         found = inspect.signature(fn)
     return list(found.parameters.values())[0 if bound else 1 :]
-
-
-def _refuse_async(fn: Any, label: str) -> None:
-    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
-        raise TypeError(f"{label} is async; a verifier is a plain function: it runs in-process and at once")
 
 
 def _takes_params(parameters: list[inspect.Parameter], label: str) -> bool:

@@ -12,14 +12,14 @@ import re
 from collections import Counter
 from typing import Any
 
-from evsys_sdk.answers import answer_in, parsed_json
+from evsys_sdk.answers import parsed_json
 from evsys_sdk.registry import register_verifier
+from evsys_sdk.verifiers.values import json_values
 
 Call = tuple[str, str]
 """Tool name and its arguments as canonical JSON."""
 
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 _NAMES = ("name", "tool_slug", "tool")
 _ARGUMENTS = ("arguments", "args", "parameters", "input")
 
@@ -46,22 +46,11 @@ def _calls_in(completion: str) -> list[Call]:
     if blocks:
         per_block = [_calls(parsed_json(block.strip())) for block in blocks]
         return [call for calls in per_block for call in (calls or [("", "")])]  # unreadable: made, and wrong
-    answer = answer_in(completion)
-    for text in (answer, *_FENCE.findall(answer)):
-        calls = _calls(parsed_json(text.strip()))
+    for value in json_values(completion):
+        calls = _calls(value)
         if calls is not None:
             return calls
-    return _calls(_first_json(answer)) or []
-
-
-def _first_json(text: str) -> Any:
-    """The first JSON list or object that stands in running text."""
-    for start in re.finditer(r"[\[{]", text):
-        try:
-            return json.JSONDecoder().raw_decode(text, start.start())[0]
-        except (ValueError, RecursionError):
-            continue
-    return None
+    return []
 
 
 def _calls(value: Any) -> list[Call] | None:

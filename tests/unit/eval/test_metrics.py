@@ -11,7 +11,8 @@ import pytest
 
 from evsys_sdk.errors import ConfigError, EvsysError, UnknownKind
 from evsys_sdk.eval.metrics import as_metric, metric_family, samples_needed
-from evsys_sdk.protocols import TaskScores
+from evsys_sdk.eval.scoring import score_one, scores_of_task
+from evsys_sdk.protocols import Rollout, TaskScores, Turn
 from evsys_sdk.registry import get_metric, metrics, register_metric, schema_for
 
 
@@ -57,6 +58,76 @@ def test_pass_at_k_and_pass_hat_k_are_the_share_of_all_draws_of_k(n, passed, k):
     draws = list(itertools.combinations(rewards, k))
     assert value(f"pass@{k}", tasks_of(rewards)) == pytest.approx(sum(map(any, draws)) / len(draws), abs=1e-12)
     assert value(f"pass^{k}", tasks_of(rewards)) == pytest.approx(sum(map(all, draws)) / len(draws), abs=1e-12)
+
+
+def test_pass_at_k_and_pass_hat_k_are_hypergeometric():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for n, passed, k in itertools.product((1, 2, 7, 64, 500), (0, 1, 2, 7, 63), (1, 2, 7, 50)):
+        if passed > n or k > n:
+            continue
+        rewards = [1.0] * passed + [0.0] * (n - passed)
+        drawn = scipy_stats.hypergeom(n, passed, k)  # passes among k tries drawn from the n
+        assert value(f"pass@{k}", tasks_of(rewards)) == pytest.approx(1 - drawn.pmf(0), abs=1e-9)
+        assert value(f"pass^{k}", tasks_of(rewards)) == pytest.approx(drawn.pmf(k), abs=1e-9)
+
+
+def test_pass_at_k_has_no_bias():
+    """Over every outcome of 4 tries with p = 0.3 the estimate's mean is 1 - 0.7**k, and pass^k's is 0.3**k."""
+    for k in (1, 2, 3, 4):
+        at = hat = 0.0
+        for outcome in itertools.product((0.0, 1.0), repeat=4):
+            weight = math.prod(0.3 if passed else 0.7 for passed in outcome)
+            at += weight * value(f"pass@{k}", tasks_of(list(outcome)))
+            hat += weight * value(f"pass^{k}", tasks_of(list(outcome)))
+        assert at == pytest.approx(1 - 0.7**k) and hat == pytest.approx(0.3**k)
+
+
+def rollout(seconds=0.0, cost=0.0, turns=(), status="ok", **metadata) -> Rollout:
+    made = [Turn(prompt_tokens=[0] * p, completion_tokens=[0] * c, logprobs=[0.0] * c, text="") for p, c in turns]
+    return Rollout(
+        task_id="t", turns=made, reward=0.0, status=status, seconds=seconds, cost_usd=cost, metadata=metadata
+    )
+
+
+def used(*groups: list[Rollout]) -> list[TaskScores]:
+    return [scores_of_task(str(index), group) for index, group in enumerate(groups)]
+
+
+def test_what_a_try_costs_is_the_mean_over_tasks_of_the_mean_over_tries():
+    tasks = used([rollout(seconds=1, cost=0.1), rollout(seconds=3, cost=0.3)], [rollout(seconds=10, cost=1.0)])
+    assert value("time_per_task", tasks) == pytest.approx((2 + 10) / 2)
+    assert value("cost_per_task", tasks) == pytest.approx((0.2 + 1.0) / 2)
+
+
+def test_tokens_are_those_of_all_turns_or_what_the_agent_reported():
+    turns = rollout(turns=[(10, 5), (20, 5)], n_input_tokens=7, n_output_tokens=7)
+    assert value("tokens_per_task", used([turns])) == 40
+    assert value("tokens_per_task", used([rollout(n_input_tokens=100, n_output_tokens=20)])) == 120
+
+
+def test_what_infrastructure_broke_off_is_not_measured():
+    broken = [rollout(seconds=900, status="infra_error"), rollout(seconds=900, status="cancelled")]
+    slow = rollout(seconds=60, status="timeout")
+    assert value("time_per_task", used([*broken, rollout(seconds=2)], [slow], broken)) == 31
+    with pytest.raises(EvsysError, match="nothing to measure"):
+        value("time_per_task", used(broken))
+
+
+def test_a_score_of_seconds_has_an_interval_that_is_not_bound_to_1():
+    tasks = used(*([rollout(seconds=s)] for s in (10, 12, 14, 16)))
+    score = score_one("time_per_task", metrics.build("time_per_task", {}), tasks)
+    assert score.value == 13 and score.low is not None and 5 < score.low < 13 < score.high < 21
+
+
+def test_a_metric_of_ones_own_may_look_at_the_rollouts():
+    @register_metric("turns_per_try")
+    class Turns:
+        def compute(self, *, rollouts):
+            return sum(len(one.turns) for group in rollouts for one in group) / sum(map(len, rollouts))
+
+    assert value("turns_per_try", used([rollout(turns=[(1, 1)] * 3), rollout(turns=[(1, 1)])])) == 2.0
+    with pytest.raises(EvsysError, match="without them"):
+        value("turns_per_try", tasks_of([1.0]))
 
 
 def test_a_reward_of_one_or_more_is_a_pass_and_less_is_not():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -119,9 +120,22 @@ class VerifyIsAsync:
 
 
 @pytest.mark.parametrize("target", [VerifyIsAsync, asynchronous])
-def test_an_async_verifier_is_refused_at_registration(target):
-    with pytest.raises(TypeError, match="is async; a verifier is a plain function"):
-        register_verifier("never_there")(target)
+def test_an_async_verifier_is_awaited_and_plain_code_waits_for_it(target):
+    verifier = as_verifier(target)
+    assert verifier("a", "a", {}) == 1.0
+    assert asyncio.run(verifier.ajudge("a", "a", {})).reward == 1.0
+
+
+def test_a_plain_verifier_can_be_awaited_too():
+    assert asyncio.run(as_verifier(spread_params).ajudge("a", "a", {"scale": 0.5})).reward == 0.5
+
+
+def test_what_an_async_verifier_raises_is_named_with_its_task():
+    async def breaks(completion, expected):
+        raise TimeoutError("no answer")
+
+    with pytest.raises(VerifierFailed, match="'breaks' on task 't1' failed: TimeoutError: no answer"):
+        asyncio.run(as_verifier(breaks).ajudge("", None, {}, task_id="t1"))
 
 
 @pytest.mark.parametrize("target", [7, "exact_match", Neither, VerifyTakesOtherWords, lambda output: 1.0])

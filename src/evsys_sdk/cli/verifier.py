@@ -1,0 +1,111 @@
+"""`evsys verifier test`: can a benchmark be passed without solving it?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from evsys_sdk.cli.data import print_json, print_table
+from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
+
+if TYPE_CHECKING:
+    from evsys_sdk.eval.benchmark import Benchmark
+    from evsys_sdk.verifiers.stress import Finding, Findings
+
+SHOWN = 20
+"""Findings that are printed; `--json` gives all."""
+WORDS = {"passes": "passes without solving it", "fails": "solves it and fails", "breaks": "breaks the verifier"}
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser("verifier", help="try a benchmark's verifiers", description="Look at verifiers.")
+    own = parser.add_subparsers(dest="verifier_verb", metavar="<verb>", required=True)
+    test = own.add_parser(
+        "test",
+        help="find tasks that a non-solver passes or the solution fails",
+        description="Let agents that solve nothing (null, empty, echo_prompt, long_repeat, answer_list, grader_attack) "
+        "and an oracle answer every task. Exit code 1 if a non-solver passes, the oracle fails or a verifier breaks.",
+    )
+    test.add_argument("benchmark", help="a folder with tasks.jsonl, such a file, or a name or id in the workspace")
+    test.add_argument("--limit", type=int, help="only the first tasks")
+    test.add_argument("--concurrency", type=int, default=32, help="tasks graded at once (default: 32)")
+    test.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="MODULE",
+        help="a module of yours that registers verifiers (default: the package src, if there is one)",
+    )  # fmt: skip
+    test.add_argument("--json", action="store_true", help="print as JSON")
+    test.set_defaults(run=test_verifiers)
+
+
+def test_verifiers(args: argparse.Namespace) -> int:
+    from evsys_sdk.asyncs import run_async
+    from evsys_sdk.cli.streams import prints_to_stderr
+    from evsys_sdk.errors import EvsysError
+    from evsys_sdk.verifiers.stress import stress
+
+    if args.concurrency < 1 or (args.limit is not None and args.limit < 1):
+        raise EvsysError("--limit and --concurrency are at least 1")
+    with prints_to_stderr():
+        _import(args.imports)
+        suite = _load(args.benchmark)
+        tasks = suite.tasks[: args.limit]
+        found = run_async(stress(tasks, concurrency=args.concurrency))
+    _print(args, suite.name, len(tasks), found)
+    return EXIT_BAD_INPUT if found.findings else EXIT_OK
+
+
+def _import(names: list[str]) -> None:
+    """Modules that register verifiers, found in this folder or at the project's root."""
+    import importlib
+    import sys
+    from pathlib import Path
+
+    from evsys_sdk.config.project import project_root
+    from evsys_sdk.errors import EvsysError, blame
+
+    folders = list(dict.fromkeys([Path.cwd(), project_root(Path.cwd())]))
+    if not names and any((folder / "src" / "__init__.py").is_file() for folder in folders):
+        names = ["src"]
+    sys.path[:0] = [str(folder) for folder in folders if names and str(folder) not in sys.path]
+    for name in names:
+        with blame(EvsysError, f"import of {name}"):
+            importlib.import_module(name)
+
+
+def _load(target: str) -> Benchmark:
+    from pathlib import Path
+
+    from evsys_sdk.data.workspace import Workspace
+    from evsys_sdk.eval.benchmark import Benchmark
+
+    if Path(target).exists() or "/" in target:
+        return Benchmark.load(target)
+    return Benchmark.load(Workspace.find(Path.cwd()).pull_benchmark(target), name=target)
+
+
+def _print(args: argparse.Namespace, name: str, n_tasks: int, found: Findings) -> None:
+    from dataclasses import asdict
+
+    if args.json:
+        print_json({"benchmark": name, "n_tasks": n_tasks, "ok": not found.findings, **asdict(found)})
+        return
+    rows = [
+        [each.agent, f"{each.passed} of {each.tasks}", "-" if each.mean_reward is None else f"{each.mean_reward:.3f}"]
+        for each in found.agents
+    ]
+    print_table(["agent", "passes", "mean reward"], rows)
+    if found.without_solution:
+        count = len(found.without_solution)
+        print(f"no solution is known for {count} of {n_tasks} tasks (`metadata.solution` would tell), e.g. "
+              f"{found.without_solution[0]}")  # fmt: skip
+    for finding in found.findings[:SHOWN]:
+        print(_line(finding))
+    if len(found.findings) > SHOWN:
+        print(f"... and {len(found.findings) - SHOWN} more; --json gives all")
+    tasks = len({finding.task_id for finding in found.findings})
+    print(f"{name}: {f'{tasks} of {n_tasks} tasks have a weak verifier' if tasks else 'nothing found'}")
+
+
+def _line(finding: Finding) -> str:
+    told = finding.error or f"reward {finding.reward:g} for {finding.output!r}"
+    return f"{finding.task_id}: {finding.agent} {WORDS[finding.what]}: {told}"

@@ -1,0 +1,333 @@
+"""Run commands of a model where they can do no harm: bubblewrap, hardened, without Docker.
+
+In: a command and files. Out: a `SandboxResult`. `run_sandboxed` is one command in a directory of its own; a `Sandbox`
+keeps its directories over many commands. No network, no host files but a read-only /usr, a uid that nobody else has,
+limits on memory, processes, files and time; whatever is started dies with the command. Where that cannot be had,
+`SandboxUnavailable` says so: nothing is ever run outside. The kernel is shared and there is no seccomp filter: right
+for the code of a model of your own, not for hostile strangers (e2b, daytona, modal for those).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import IO, Self
+
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.sandbox_launch import PATH, Launch, Limits, outer_command
+from evsys_sdk.sandbox_uids import UidLease, hold
+
+HOME = "/app"
+PREFIX = "evsys-sandbox-"
+NEVER = "nothing is run without a sandbox"
+TOOLS = {"bwrap": "bubblewrap", "setpriv": "util-linux", "prlimit": "util-linux", "choom": "util-linux"}
+TRIES = 6
+# What programs want to read of /etc; passwords, keys and host names are not among it.
+ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
+OWN_ETC = {
+    "passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/app:/bin/sh\n",
+    "group": "root:x:0:\nuser:x:1000:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+
+
+class SandboxError(EvsysError):
+    """The sandbox itself failed: the command did not run, or a file cannot be had."""
+
+
+class SandboxUnavailable(SandboxError):
+    """This machine offers no sandbox. It should end the run: no other rollout would fare better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxResult:
+    """What became of one command."""
+
+    exit_code: int
+    """128 + n when signal n ended it."""
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool = False
+
+
+async def run_sandboxed(
+    command: str | Sequence[str],
+    *,
+    files: Mapping[str, str | bytes] | None = None,
+    timeout_seconds: float = 60.0,
+    cwd: str = HOME,
+    env: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+) -> SandboxResult:
+    """One command in a sandbox of its own; relative names in `files` lie in /app, and all is gone afterwards."""
+    folders = dict.fromkeys([HOME, *("/" + PurePosixPath(HOME, name).parts[1] for name in files or {})])
+    async with Sandbox(folders=tuple(folders), limits=limits or Limits()) as box:
+        for name, content in (files or {}).items():
+            box.write(name, content)
+        return await box.run(command, timeout_seconds=timeout_seconds, cwd=cwd, env=env)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sandbox:
+    """Directories that live on between commands; every command is a fresh jail around them.
+
+    Commands may overlap. What one leaves running is killed when it ends; only `folders` outlive it.
+    """
+
+    folders: tuple[str, ...] = (HOME,)
+    """Where commands may write and find it again; the first is home. A folder /tmp replaces the one that is emptied."""
+    read_only: tuple[str, ...] = ()
+    """Those of the folders that only `write` can change."""
+    limits: Limits = field(default_factory=Limits)
+    _lease: UidLease = field(default_factory=UidLease, init=False)
+    _uid: int = field(default=-1, init=False)
+    _base: Path | None = field(default=None, init=False)
+    _held: int | None = field(default=None, init=False)
+    """Keeps the directory from being taken for one whose owner died."""
+    _live: set[Launch] = field(default_factory=set, init=False)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Make the directories and take a uid; `SandboxUnavailable` where there can be no sandbox."""
+        reason = await asyncio.to_thread(why_unavailable)
+        if reason is not None:
+            raise SandboxUnavailable(reason)
+        await asyncio.to_thread(_sweep_once)
+        self._uid = self._lease.__enter__()
+        try:
+            self._make_base()
+        except OSError as exc:
+            await self.close()
+            raise SandboxError(f"the sandbox's directory cannot be made: {exc}") from exc
+
+    def _make_base(self) -> None:
+        self._base = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._held = hold(self._base)
+        self._base.chmod(0o711)
+        for name, text in OWN_ETC.items():
+            (self._base / name).write_text(text)
+            (self._base / name).chmod(0o644)
+        for index in range(len(self.folders)):
+            place = self._base / str(index)
+            place.mkdir(mode=0o700)
+            self._give(place)
+
+    async def close(self) -> None:
+        """End what runs, then remove the directories and give the uid back."""
+        base, self._base = self._base, None
+        await asyncio.gather(*(launch.end() for launch in list(self._live)))
+        if base is not None:
+            await asyncio.to_thread(_remove, base)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+        self._lease.__exit__()
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_seconds: float = 60.0,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> SandboxResult:
+        """What the command (a text is for the shell) came to. Time-out and cancellation kill all that it started."""
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        begin, attempt = time.monotonic(), 1
+        launch = await self._launch(argv, self._jail(cwd or self.folders[0], env or {}), timeout_seconds)
+        while not launch.started:
+            if attempt == TRIES:
+                raise SandboxError(f"bubblewrap did not start the command: {launch.stderr.strip() or launch.exit_code}")
+            # The kernel counts a uid's dying namespaces for a moment longer; the command itself has not run.
+            await asyncio.sleep(0.01 * 2**attempt)
+            attempt += 1
+            launch = await self._launch(argv, self._jail(cwd or self.folders[0], env or {}), timeout_seconds)
+        return SandboxResult(
+            exit_code=launch.exit_code,
+            stdout=launch.stdout,
+            stderr=launch.stderr,
+            seconds=time.monotonic() - begin,
+            timed_out=launch.timed_out,
+        )
+
+    async def _launch(self, argv: list[str], jail: list[str], seconds: float) -> Launch:
+        launch = Launch()
+        self._live.add(launch)
+        try:
+            outside = outer_command(self.limits, self._uid, math.ceil(seconds) + 1)
+            await launch.run(outside, jail, argv, seconds, self.limits.output_bytes)
+        finally:
+            self._live.discard(launch)
+        return launch
+
+    def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
+        """Put a file into one of the folders (a relative path is below the first); its directories are made."""
+        data = content.encode(errors="replace") if isinstance(content, str) else content
+        with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            self._give(file.fileno())
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+
+    def read(self, path: str, *, limit_bytes: int = 64 << 20) -> bytes:
+        """A file out of one of the folders; FileNotFoundError when it is not there."""
+        with self._opened(path, os.O_RDONLY) as file:
+            data = file.read(limit_bytes + 1)
+        if len(data) > limit_bytes:
+            raise SandboxError(f"{path} is larger than the {limit_bytes} bytes that may be read")
+        return data
+
+    async def list_files(self, folder: str) -> list[str]:
+        """The plain files below a folder, relative to it; links are left out."""
+        found = await self.run(["find", folder, "-type", "f", "-printf", "%P\\0"], cwd="/")
+        if found.exit_code != 0:
+            raise FileNotFoundError(f"{folder}: {found.stderr.strip()}")
+        if len(found.stdout) >= self.limits.output_bytes:
+            raise SandboxError(f"{folder} in the sandbox holds more files than can be listed")
+        return sorted(name for name in found.stdout.split("\0") if name)
+
+    @contextmanager
+    def _opened(self, path: str, flags: int) -> Iterator[IO[bytes]]:
+        """The file, reached step by step without following links: the model may have laid them to host files."""
+        place, parts = self._locate(path)
+        with ExitStack() as opened:
+            here = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, here)
+            for part in parts[:-1]:
+                if flags & os.O_CREAT:
+                    self._make_folder(part, here)
+                here = self._open_at(path, part, os.O_RDONLY | os.O_DIRECTORY, here)
+                opened.callback(os.close, here)
+            # O_NONBLOCK: a pipe laid in the file's place must not make us wait.
+            handle = self._open_at(path, parts[-1], flags | os.O_NONBLOCK, here)
+            file = opened.enter_context(os.fdopen(handle, "wb" if flags & os.O_WRONLY else "rb"))
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise SandboxError(f"{path} in the sandbox is not a plain file")
+            yield file
+
+    def _open_at(self, path: str, part: str, flags: int, parent: int) -> int:
+        try:
+            return os.open(part, flags | os.O_NOFOLLOW, 0o600, dir_fd=parent)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is not in the sandbox") from None
+        except OSError as exc:  # a link (ELOOP), a pipe without a reader (ENXIO), a file where a folder should be
+            raise SandboxError(f"{path} in the sandbox is not a plain file: {exc.strerror}") from exc
+
+    def _make_folder(self, name: str, parent: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+            if os.geteuid() == 0:
+                os.chown(name, self._uid, self._uid, dir_fd=parent, follow_symlinks=False)
+
+    def _give(self, place: Path | int) -> None:
+        if os.geteuid() == 0:
+            os.chown(place, self._uid, self._uid)
+
+    def _locate(self, path: str) -> tuple[Path, tuple[str, ...]]:
+        whole = PurePosixPath(self.folders[0], path)
+        for index, folder in enumerate(self.folders):
+            if whole.is_relative_to(folder) and ".." not in whole.parts and whole != PurePosixPath(folder):
+                return self._place / str(index), whole.relative_to(folder).parts
+        raise SandboxError(f"{path} is in none of the sandbox's folders: {', '.join(self.folders)}")
+
+    @property
+    def _place(self) -> Path:
+        if self._base is None:
+            raise SandboxError("this sandbox is not open")
+        return self._base
+
+    def _jail(self, cwd: str, env: Mapping[str, str]) -> list[str]:
+        """bubblewrap's own arguments: everything that can be seen from inside."""
+        size = str(self.limits.tmp_bytes)
+        args = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+        args += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
+        args += ["--ro-bind", "/usr", "/usr", *_root_links(), "--proc", "/proc", "--dev", "/dev"]
+        # /dev is a tmpfs without a limit: nothing may be put there.
+        args += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
+        for name in OWN_ETC:
+            args += ["--ro-bind", str(self._place / name), f"/etc/{name}"]
+        for name in ETC:
+            args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        for index, folder in enumerate(self.folders):
+            bind = "--ro-bind" if folder in self.read_only else "--bind"
+            args += [bind, str(self._place / str(index)), folder]
+        args += ["--remount-ro", "/", "--chdir", cwd, "--clearenv"]
+        variables = {"PATH": PATH, "HOME": self.folders[0], "LANG": "C.UTF-8", "USER": "user", **env}
+        return args + [word for name, value in variables.items() for word in ("--setenv", name, value)]
+
+
+@cache
+def why_unavailable() -> str | None:
+    """Why there is no sandbox on this machine, with what to do about it; None where there is one. Found out once."""
+    if not sys.platform.startswith("linux"):
+        return f"the sandbox needs Linux and bubblewrap, and this is {sys.platform}: set E2B_API_KEY; {NEVER}"
+    for tool, package in TOOLS.items():
+        if shutil.which(tool, path=PATH) is None:
+            return f"the sandbox needs {tool}, which is not installed: apt-get install {package}; {NEVER}"
+    try:
+        said = _try_out()
+    except (EvsysError, OSError, subprocess.SubprocessError) as exc:
+        said = str(exc)
+    return said and (
+        f"bubblewrap cannot make a sandbox here ({said}): allow user namespaces (sysctl user.max_user_namespaces, and "
+        f"kernel.unprivileged_userns_clone=1 where it exists) or set E2B_API_KEY; {NEVER}"
+    )
+
+
+def _try_out() -> str | None:
+    """What bubblewrap says when it cannot; None when it can."""
+    jail = ["--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/usr", "/usr", *_root_links()]
+    with UidLease() as uid:
+        argv = [*outer_command(Limits(), uid, 10), *jail, "--proc", "/proc", "--dev", "/dev", "/bin/true"]
+        tried = subprocess.run(argv, capture_output=True, text=True, env={}, timeout=60, check=False)
+    if tried.returncode == 0:
+        return None
+    return (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]
+
+
+@cache
+def _root_links() -> tuple[str, ...]:
+    """/bin, /lib and the like, as this machine has them: links into /usr, or directories of their own."""
+    args: list[str] = []
+    for place in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
+        if place.is_symlink():
+            args += ["--symlink", os.readlink(place), str(place)]
+        elif place.is_dir():
+            args += ["--ro-bind", str(place), str(place)]
+    return tuple(args)
+
+
+@cache
+def _sweep_once() -> None:
+    """Remove what sandboxes left whose process was killed; a live one holds its directory."""
+    for place in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - place.stat().st_mtime > 60 and (handle := hold(place, alone=True)) is not None:
+                _remove(place)
+                os.close(handle)
+
+
+def _remove(base: Path) -> None:
+    # Not shutil.rmtree: a tree as deep as a model can make it ends in a RecursionError.
+    if os.geteuid() != 0:  # folders that the model closed to itself
+        subprocess.run(["/bin/chmod", "-R", "u+rwX", str(base)], check=False, capture_output=True)
+    subprocess.run(["/bin/rm", "-rf", "--one-file-system", str(base)], check=False, capture_output=True)

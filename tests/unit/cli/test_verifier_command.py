@@ -1,0 +1,96 @@
+"""`evsys verifier test`: exit code 1 exactly when something is found, and all of it in the JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from evsys_sdk.cli.main import main
+from evsys_sdk.registry import verifiers
+
+SOUND = [
+    {"task_id": "a", "instruction": "2 + 3?", "verifier": {"fn_name": "exact_match", "expected": "5"}},
+    {"task_id": "b", "instruction": "3 + 3?", "verifier": {"fn_name": "exact_match", "expected": "6"}},
+]
+WEAK = {"task_id": "w", "instruction": "Say red.", "verifier": {"fn_name": "contains", "expected": "red"}}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    verifiers.names()
+    monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
+
+
+def write(folder, rows):
+    folder.mkdir(parents=True)
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_a_sound_benchmark_ends_with_0(tmp_path, capsys):
+    assert main(["verifier", "test", write(tmp_path / "suite", SOUND)]) == 0
+    out = capsys.readouterr().out
+    assert "suite: nothing found" in out and "oracle       2 of 2" in out
+
+
+def test_a_weak_one_ends_with_1_and_names_task_and_agent(tmp_path, capsys):
+    assert main(["verifier", "test", write(tmp_path / "suite", [*SOUND, WEAK])]) == 1
+    out = capsys.readouterr().out
+    assert "w: echo_prompt passes without solving it: reward 1 for 'Say red.'" in out
+    assert "1 of 3 tasks have a weak verifier" in out
+
+
+def test_json_holds_every_agent_and_every_finding(tmp_path, capsys):
+    assert main(["verifier", "test", write(tmp_path / "suite", [*SOUND, WEAK]), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["benchmark"] == "suite" and told["n_tasks"] == 3 and told["ok"] is False
+    assert {agent["agent"] for agent in told["agents"]} == {
+        "null", "empty", "oracle", "echo_prompt", "long_repeat", "answer_list",
+    }  # fmt: skip
+    assert {(each["task_id"], each["agent"]) for each in told["findings"]} == {
+        ("w", "echo_prompt"), ("w", "long_repeat"), ("w", "answer_list"),
+    }  # fmt: skip
+
+
+def test_a_benchmark_of_the_workspace_goes_by_its_name(tmp_path, capsys):
+    target = write(tmp_path / "suite", [*SOUND, WEAK])
+    assert main(["data", "add", target, "--benchmark", "--name", "colours"]) == 0
+    capsys.readouterr()
+    assert main(["verifier", "test", "colours", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["benchmark"] == "colours"
+
+
+def test_a_limit_looks_at_the_first_tasks_only(tmp_path):
+    assert main(["verifier", "test", write(tmp_path / "suite", [*SOUND, WEAK]), "--limit", "2"]) == 0
+
+
+def test_a_projects_own_verifiers_are_imported(tmp_path, capsys):
+    (tmp_path / "my_checks.py").write_text(
+        "from evsys_sdk import register_verifier\n"
+        "print('noise on stdout')\n"
+        "@register_verifier('says_please')\n"
+        "def says_please(model_output, expected, params):\n"
+        "    return float('please' in model_output)\n"
+    )
+    row = {"task_id": "p", "instruction": "Ask, and say please.", "verifier": {"fn_name": "says_please"}}
+    target = write(tmp_path / "suite", [row])
+    assert main(["verifier", "test", target, "--import", "my_checks", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [each["agent"] for each in told["findings"]] == ["echo_prompt", "long_repeat"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["no/such/place"], "is not a benchmark"),
+        (["no-such-name"], "no-such-name"),
+        (["suite", "--import", "no_such_module"], "import of no_such_module failed"),
+        (["suite", "--limit", "0"], "at least 1"),
+    ],
+)
+def test_a_mistake_is_a_message_and_exit_code_1(tmp_path, capsys, args, words):
+    write(tmp_path / "suite", SOUND)
+    assert main(["verifier", "test", *args]) == 1
+    assert words in capsys.readouterr().err
