@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from evsys_sdk.rollout.engine import InProcessRolloutEngine
+from evsys_sdk.rollout.engine import InProcessRolloutEngine, RolloutEngine
 
-__all__ = ["InProcessRolloutEngine"]
+__all__ = ["InProcessRolloutEngine", "RolloutEngine"]

@@ -1,45 +1,63 @@
-"""Roll the model out on tasks that need one answer and an in-process verifier.
+"""The rollout engine: what the model does with tasks, for training, validation and benchmarks alike.
 
-In: tasks, a sampler, a renderer. Out: per task a list of `Rollout`s with the exact tokens and logprobs. Whatever
-breaks on the way is a rollout with a status and no reward: not an exception, and never a 0. Tasks that need a
-sandbox or a judge are refused by name.
+In: tasks, a sampler, a renderer, and an agent if the model is to work inside one. Out: per task a list of `Rollout`s
+with the exact tokens and logprobs. Whatever breaks on the way is a rollout with a status and no reward: not an
+exception, and never a 0. Only here it is decided which way a rollout goes:
+
+- `single_turn`: no agent, no environment. One prompt, one completion; needs no harbor.
+- `in_process` (lane C): an agent, no environment. Our own loop over harbor's types.
+- `trials` (lane A): a task that needs an environment. harbor's own `Trial`, unmodified.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from evsys_sdk.data_types import HarborTask, InProcessVerifier, task_messages
-from evsys_sdk.errors import BackendError, Cancelled, EvsysError
-from evsys_sdk.protocols import Renderer, Rollout, Turn
+from evsys_sdk.data_types import HarborTask, InProcessVerifier
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.protocols import AgentSpec, Renderer, Rollout, VerificationResult
 from evsys_sdk.registry import verifiers
-from evsys_sdk.surface import (
-    ModelInput,
-    SampledSequence,
-    SampleOutput,
-    SamplingClient,
-    SamplingParams,
-    derive_seed,
-    text_of,
-)
+from evsys_sdk.rollout.agents import BASE_URL, AgentClass, find_agent
+from evsys_sdk.rollout.lanes import STOPS, Grade, Job, LaneSettings, Outcome, all_of, rollout_of
+from evsys_sdk.rollout.pacing import take_turn
+from evsys_sdk.rollout.policies import HttpFront, Patience, Policy, live, say
+from evsys_sdk.rollout.single_turn import Asked, broken, roll_task
+from evsys_sdk.surface import SamplingClient, SamplingParams, derive_seed
+from evsys_sdk.task_dirs import has_own_tests, needs_of
 
-# Timeouts and lost connections of a sampler are OSErrors: infrastructure, worth another try, never a grade.
-RETRIED = (BackendError, OSError)
+CHAT = AgentSpec(kind="chat")
+"""Who works on a task that needs an environment when nobody else is named."""
 
 
 def refusal(task: HarborTask) -> str | None:
-    """Why this engine cannot do the task, or None."""
+    """Why an engine without a grader of its own cannot do the task, or None."""
+    if has_own_tests(task):
+        missing = importlib.util.find_spec("harbor") is None
+        return f"task {task.task_id!r} needs harbor: pip install 'evsys-sdk[harbor]'" if missing else None
     if isinstance(task.verifier, InProcessVerifier):
         return None
     return f"a verifier of kind {task.verifier.kind!r} needs a rollout engine that this version does not have"
 
 
-class InProcessRolloutEngine:
-    """One prompt, one completion, one verdict; many tasks at a time."""
+async def grade_in_process(task: HarborTask, answer: str) -> VerificationResult:
+    """The verdict of the task's own function; the grader of an engine that is given no other."""
+    plan = task.verifier
+    assert isinstance(plan, InProcessVerifier)  # others were refused before anything was sampled
+    verdict: VerificationResult = verifiers.adapted(plan.fn_name).judge(
+        answer, plan.expected, plan.params, prompt=task.instruction, task_id=task.task_id
+    )
+    return verdict
+
+
+class RolloutEngine:
+    """Many rollouts at a time, each on the way that fits it."""
 
     def __init__(
         self,
@@ -47,14 +65,18 @@ class InProcessRolloutEngine:
         concurrency: int = 64,
         retries: int = 2,
         backoff_seconds: float = 0.2,
+        agent: AgentSpec | None = None,
+        grade: Grade | None = None,
+        settings: LaneSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.concurrency = concurrency
-        self.retries = retries
-        self.backoff_seconds = backoff_seconds
+        self.patience = Patience(retries=retries, backoff_seconds=backoff_seconds, sleep=sleep)
+        self.agent = agent
+        self.grade = grade
+        self.settings = settings or LaneSettings()
         self.clock = clock
-        self.sleep = sleep
         # A semaphore belongs to one event loop; a run may use several, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -66,94 +88,112 @@ class InProcessRolloutEngine:
         renderer: Renderer,
         sampling: SamplingParams,
         num_samples: int = 1,
+        agent: AgentSpec | None = None,
     ) -> list[list[Rollout]]:
         """One list per task, in order."""
-        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
+        spec = agent or self.agent
+        worker = find_agent(spec) if spec is not None else None
+        asked = Asked(
+            sampler=sampler,
+            renderer=renderer,
+            sampling=sampling,
+            num_samples=num_samples,
+            grade=self.grade or grade_in_process,
+            patience=self.patience,
+            clock=self.clock,
+            verifier_seconds=self.settings.limits.verifier_seconds,
+        )
+        async with self._front(worker) as front:
+            return await all_of([self._roll_task(task, asked, worker, front) for task in tasks])
 
-        async def one(task: HarborTask) -> list[Rollout]:
-            async with slots:
-                return await self._roll_task(task, sampler, renderer, sampling, num_samples)
-
-        jobs = [asyncio.ensure_future(one(task)) for task in tasks]
-        try:
-            return list(await asyncio.gather(*jobs))
-        except BaseException:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
-            raise
+    @asynccontextmanager
+    async def _front(self, worker: AgentClass | None) -> AsyncIterator[HttpFront | None]:
+        """An endpoint for as long as agents that speak HTTP are at work."""
+        if worker is None or not worker.speaks_http:
+            yield None
+            return
+        if self.settings.http_front is None:
+            raise EvsysError(f"the agent's params say {BASE_URL}, and this engine serves no endpoint")
+        async with self.settings.http_front() as front:
+            yield front
 
     async def _roll_task(
-        self, task: HarborTask, sampler: SamplingClient, renderer: Renderer, sampling: SamplingParams, n: int
+        self, task: HarborTask, asked: Asked, worker: AgentClass | None, front: HttpFront | None
     ) -> list[Rollout]:
-        started = self.clock()
+        reason = self._refusal(task)
+        if reason is not None:
+            return broken(task, reason, asked.num_samples)
+        if worker is None and not needs_of(task):
+            async with self._slot():
+                return await roll_task(task, asked)
         try:
-            self._refuse(task)
-            prompt = renderer.prompt(task_messages(task))
-            # The task's own seed: its draw must not depend on which tasks it shares a batch with.
-            drawn = replace(sampling, seed=derive_seed(sampling.seed, task.task_id))
-            output = await self._sample(sampler, prompt, n, drawn)
-        except Cancelled:
+            worker = worker or find_agent(CHAT)
+        except STOPS:
             raise
         except Exception as exc:
-            broken = Rollout(
-                task_id=task.task_id, status="infra_error", error=_say(exc), seconds=self.clock() - started
+            return broken(task, say(exc), asked.num_samples)
+        return await all_of([self._work(task, index, asked, worker, front) for index in range(asked.num_samples)])
+
+    def _refusal(self, task: HarborTask) -> str | None:
+        return None if self.grade is not None and not has_own_tests(task) else refusal(task)
+
+    async def _work(
+        self, task: HarborTask, sample: int, asked: Asked, worker: AgentClass, front: HttpFront | None
+    ) -> Rollout:
+        """One rollout of an agent."""
+        async with self._slot():
+            await take_turn()
+            started = self.clock()
+            # Its own seed: a draw must not depend on which rollouts it shares a batch with.
+            seed = derive_seed(asked.sampling.seed, task.task_id, "sample", sample)
+            policy = Policy(
+                task=task,
+                sampler=asked.sampler,
+                renderer=asked.renderer,
+                sampling=replace(asked.sampling, seed=seed),
+                patience=self.patience,
             )
-            return [replace(broken, metadata={"sample": index}) for index in range(n)]
-        rollouts = [_graded(task, prompt, sequence, renderer) for sequence in output.sequences[:n]]
-        rollouts += [_missing(task, n)] * (n - len(rollouts))
-        seconds = self.clock() - started
-        return [
-            replace(rollout, seconds=seconds, metadata={"sample": index, **rollout.metadata})
-            for index, rollout in enumerate(rollouts)
-        ]
+            with live(policy), _addressed(worker, policy, front) as agent:
+                job = Job(
+                    task=task,
+                    sample=sample,
+                    agent=agent,
+                    policy=policy,
+                    grade=asked.grade,
+                    patience=self.patience,
+                    settings=self.settings,
+                )
+                outcome = await lane_for(task)(job)
+            return rollout_of(job, outcome, self.clock() - started)
 
-    def _refuse(self, task: HarborTask) -> None:
-        reason = refusal(task)
-        if reason is not None:
-            raise EvsysError(reason)
-
-    async def _sample(
-        self, sampler: SamplingClient, prompt: list[int], n: int, sampling: SamplingParams
-    ) -> SampleOutput:
-        for attempt in range(self.retries):
-            try:
-                return await sampler.sample(ModelInput.from_ints(prompt), n, sampling)
-            except RETRIED:
-                await self.sleep(self.backoff_seconds * 2**attempt)
-        return await sampler.sample(ModelInput.from_ints(prompt), n, sampling)
+    def _slot(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._slots:
+            self._slots[loop] = asyncio.Semaphore(self.concurrency)
+        return self._slots[loop]
 
 
-def _graded(task: HarborTask, prompt: list[int], sequence: SampledSequence, renderer: Renderer) -> Rollout:
-    """The rollout of one completion, with the verifier's reward, or with its failure and none."""
-    rollout = Rollout(task_id=task.task_id, metadata={"stop_reason": sequence.stop_reason})
+@contextmanager
+def _addressed(worker: AgentClass, policy: Policy, front: HttpFront | None) -> Iterator[AgentClass]:
+    if front is None:
+        yield worker
+        return
     try:
-        if len(sequence.tokens) != len(sequence.logprobs):
-            raise BackendError(f"the sampler gave {len(sequence.tokens)} tokens with {len(sequence.logprobs)} logprobs")
-        text = text_of(sequence.tokens, renderer.tokenizer)
-        turn = Turn(prompt_tokens=prompt, completion_tokens=sequence.tokens, logprobs=sequence.logprobs, text=text)
-        rollout = replace(rollout, turns=[turn])
-        return _with_reward(rollout, task, text)
-    except Cancelled:
-        raise
-    except Exception as exc:
-        return replace(rollout, status="infra_error", error=_say(exc))
+        yield worker.addressed(policy.name, front.open(policy))
+    finally:
+        front.close(policy)
 
 
-def _with_reward(rollout: Rollout, task: HarborTask, text: str) -> Rollout:
-    plan = task.verifier
-    assert isinstance(plan, InProcessVerifier)  # others were refused before anything was sampled
-    verdict = verifiers.adapted(plan.fn_name).judge(
-        text, plan.expected, plan.params, prompt=task.instruction, task_id=task.task_id
-    )
-    info = {"verifier": verdict.info} if verdict.info else {}
-    return replace(rollout, reward=verdict.reward, metadata={**rollout.metadata, **info})
+def lane_for(task: HarborTask) -> Callable[[Job], Coroutine[Any, Any, Outcome]]:
+    """Who runs an agent on this task: lane C, unless it would have to refuse something."""
+    from evsys_sdk.rollout import in_process
+
+    if in_process.refusal(task) is None:
+        return in_process.run
+    from evsys_sdk.rollout import trials
+
+    return trials.run
 
 
-def _missing(task: HarborTask, n: int) -> Rollout:
-    error = f"the sampler returned fewer than the {n} completions asked for"
-    return Rollout(task_id=task.task_id, status="infra_error", error=error)
-
-
-def _say(exc: Exception) -> str:
-    return str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
+InProcessRolloutEngine = RolloutEngine
+"""The name it had while it knew one way only."""

@@ -1,0 +1,154 @@
+"""Which class an agent's name stands for.
+
+In: an `AgentSpec`: a registered name, the name of one of harbor's own agents, or where a class is. Out: the class and
+what to call its constructor with. harbor's configs name a class by `module:Class`; classes that stand in no module (a
+notebook's, a test's) get such an address here for as long as somebody holds them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+from evsys_sdk.errors import ConfigError, EvsysError, UnknownKind, blame, not_known
+from evsys_sdk.protocols import AgentSpec
+from evsys_sdk.registry import agents as registry
+from evsys_sdk.registry import check_params, config_model
+from evsys_sdk.rollout.harbor_package import need_harbor
+
+BASE_URL, POLICY = "{base_url}", "{policy}"
+"""What stands in params for the address of the model under training, and for its name there."""
+_homeless: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""Classes that no import finds, by the name that this module answers to."""
+
+
+def __getattr__(name: str) -> type:
+    try:
+        return _homeless[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentClass:
+    """An agent that is ready to be made, as often as there are rollouts."""
+
+    cls: Callable[..., Any]
+    import_path: str
+    """`module:Class`, as harbor's configs want it."""
+    harbor_name: str | None
+    """Of harbor's own agents: some of them get more from harbor when they are called by it."""
+    model_name: str | None
+    params: dict[str, Any]
+    takes_policy: bool
+    """Whether its constructor wants the name of the policy; harbor's own agents reach their model otherwise."""
+
+    @property
+    def speaks_http(self) -> bool:
+        """Whether its params ask for an address."""
+        return BASE_URL in json.dumps(self.params, default=str)
+
+    def addressed(self, policy: str, base_url: str) -> AgentClass:
+        """The same agent, told where its model answers and what it is called there."""
+        told = {BASE_URL: base_url, POLICY: policy}
+        return replace(self, params=_filled(self.params, told), model_name=_filled(self.model_name, told))
+
+    def arguments(self, policy: str) -> dict[str, Any]:
+        """What the constructor gets besides harbor's own arguments."""
+        return {**self.params, "policy": policy} if self.takes_policy else dict(self.params)
+
+
+def _filled(value: Any, told: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(item, told) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, told) for item in value]
+    if isinstance(value, str):
+        for mark, text in told.items():
+            value = value.replace(mark, text)
+    return value
+
+
+def find_agent(spec: AgentSpec) -> AgentClass:
+    """The agent that `spec` means; an error that names the nearest one otherwise."""
+    need_harbor()
+    cls, harbor_name = _class_of(spec.kind)
+    problems = check_params(registry.get(spec.kind), spec.params) if _has_config(spec.kind) else []
+    if problems:
+        raise ConfigError(f"agent {spec.kind!r}", problems)
+    params = dict(spec.params)
+    model_name = params.pop("model_name", None)
+    with blame(EvsysError, f"agent {spec.kind!r}: params"):
+        preflight = getattr(cls, "parse_options", None)
+        if preflight is not None:
+            preflight(dict(params))
+    return AgentClass(
+        cls=cls,
+        import_path=_address(cls),
+        harbor_name=harbor_name,
+        model_name=model_name,
+        params=params,
+        takes_policy=harbor_name is None and _takes_policy(cls),
+    )
+
+
+def _has_config(kind: str) -> bool:
+    return kind in registry.names() and config_model(registry.get(kind)) is not None
+
+
+def _class_of(kind: str) -> tuple[Any, str | None]:
+    """The class, and harbor's own name for it."""
+    if kind in registry.names():
+        target = registry.get(kind)
+        return (_imported(target.import_path_of_agent) if hasattr(target, "import_path_of_agent") else target), None
+    if "." in kind or ":" in kind:
+        return _imported(kind), None
+    from harbor.agents.factory import AgentFactory
+    from harbor.models.agent.name import AgentName
+
+    if kind in AgentName.values():
+        return AgentFactory.get_agent_class(AgentName(kind)), kind
+    known = [*registry.names(), *AgentFactory.registered_names()]
+    raise UnknownKind(not_known(kind, "agent", known) + "; or say where its class is: my_project.agents.MyAgent")
+
+
+def _imported(path: str) -> Any:
+    module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    with blame(EvsysError, f"agent {path!r}: importing {module_name}"):
+        module = importlib.import_module(module_name)
+    target = getattr(module, name, None)
+    if not inspect.isclass(target):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise UnknownKind(f"agent {path!r}: " + not_known(name, f"class in {module_name}", classes))
+    if not callable(getattr(target, "run", None)):
+        raise EvsysError(f"agent {path!r} has no run(instruction, environment, context); see harbor's BaseAgent")
+    return target
+
+
+def _address(cls: Any) -> str:
+    """Where an import finds the class."""
+    try:
+        found: Any = getattr(importlib.import_module(cls.__module__), cls.__name__, None)
+    except ImportError:
+        found = None
+    if found is cls:
+        return f"{cls.__module__}:{cls.__name__}"
+    name = f"{cls.__name__}_{id(cls):x}"
+    _homeless[name] = cls
+    return f"{__name__}:{name}"
+
+
+def _takes_policy(cls: Any) -> bool:
+    makers: list[Any] = [vars(base)["__init__"] for base in inspect.getmro(cls) if "__init__" in vars(base)]
+    named = any("policy" in inspect.signature(maker).parameters for maker in makers[:-1])
+    options = getattr(cls, "options_model", None)
+    if named or (options is not None and "policy" in options.model_fields):
+        return True
+    kinds = {parameter.kind for parameter in inspect.signature(makers[0]).parameters.values()}
+    # Without a model of its options an agent passes over what it does not know, and may look for `policy` in **kwargs.
+    return options is None and inspect.Parameter.VAR_KEYWORD in kinds

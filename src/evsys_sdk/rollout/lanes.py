@@ -1,0 +1,242 @@
+"""What the two lanes share: what they are asked, what they answer, and what an answer means.
+
+In: a `Job`, one try of an agent at one task. Out: an `Outcome`, and from it a `Rollout`. Both lanes end here, so an
+exception of the same type in the same phase has the same status, whichever lane it happened in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from evsys_sdk.data_types import HarborTask
+from evsys_sdk.errors import Cancelled
+from evsys_sdk.protocols import Rollout, RolloutStatus, Turn, VerificationResult
+from evsys_sdk.rollout.agents import AgentClass
+from evsys_sdk.rollout.policies import HttpFront, Patience, Policy
+from evsys_sdk.sandbox import SandboxUnavailable
+from evsys_sdk.surface import Tokenizer, text_of
+
+Phase = Literal["environment", "setup", "agent", "verifier"]
+Grade = Callable[[HarborTask, str], Awaitable[VerificationResult]]
+"""How good is this answer to this task? Raises VerifierFailed, and never says 0 for a verifier that broke."""
+
+AGENT_TIMEOUT = "AgentTimeoutError"
+INFRASTRUCTURE = frozenset(
+    {
+        # ours
+        "BackendError", "BackendUnavailable", "SandboxError",
+        # lost connections, of Python and of the usual clients
+        "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError",
+        "BrokenPipeError", "ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError",
+        "APIConnectionError", "APITimeoutError", "Timeout", "RateLimitError", "InternalServerError",
+        "ServiceUnavailableError",
+        # harbor's own
+        "EnvironmentStartTimeoutError", "AgentSetupTimeoutError",
+    }
+)  # fmt: skip
+"""Exceptions, by the name of their type, that say nothing about the model: tried again, and never graded."""
+STOPS = (Cancelled, SandboxUnavailable)
+"""What ends the run and not a rollout: the user, and a machine on which no rollout of the kind could fare better."""
+NEVER_RETRIED = frozenset(
+    {
+        "BackendError", "BackendUnavailable",  # each call was made again already
+        AGENT_TIMEOUT, "VerifierTimeoutError", "VerifierFailed", "NonZeroAgentExitCodeError", "RewardFileNotFoundError",
+        "RewardFileEmptyError", "VerifierOutputParseError", "ApiUsageLimitError", "AgentSafetyRefusalError",
+        "AgentAuthenticationError", "ModelNotFoundError", "SandboxBuildFailedError",
+    }
+)  # fmt: skip
+"""Said in full, because harbor's own default contradicts its own table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds until patience ends; a task directory's own limits come first."""
+
+    setup_seconds: float = 360.0
+    agent_seconds: float = 600.0
+    verifier_seconds: float = 600.0
+
+    def of(self, task: HarborTask) -> Limits:
+        """These limits, with those that the task names."""
+        own = (task.metadata.get("harbor") or {}).get("limits") or {}
+        return replace(self, **{name: float(own[name]) for name in self.__dataclass_fields__ if own.get(name)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """Where a task that needs an environment finds one."""
+
+    kind: str = "evsys_sdk.rollout.sandbox_environment:SandboxEnvironment"
+    """One of harbor's types (`docker`, `e2b`, ...), or where the class is. Ours is the local sandbox."""
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEvent:
+    """Something that happened in a rollout; the names are harbor's."""
+
+    event: str
+    task_id: str
+    sample: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSettings:
+    """What holds for every rollout of an engine."""
+
+    limits: Limits = field(default_factory=Limits)
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
+    trials_dir: Path | None = None
+    """Where harbor's trial directories stay; without it they are deleted when the rollout is over."""
+    on_event: Callable[[RolloutEvent], Awaitable[None]] | None = None
+    http_front: Callable[[], AbstractAsyncContextManager[HttpFront]] | None = None
+    """Opens an endpoint for agents whose params say `{base_url}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One agent's work on one task."""
+
+    task: HarborTask
+    sample: int
+    agent: AgentClass
+    policy: Policy
+    grade: Grade
+    patience: Patience
+    settings: LaneSettings = field(default_factory=LaneSettings)
+
+    async def tell(self, event: str, attempt: int) -> None:
+        if self.settings.on_event is not None:
+            what = RolloutEvent(event=event, task_id=self.task.task_id, sample=self.sample, attempt=attempt)
+            await self.settings.on_event(what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The first thing that went wrong."""
+
+    phase: Phase
+    type: str
+    """Name of the exception's class; harbor keeps no more than that."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an agent's work came to."""
+
+    turns: list[Turn] = field(default_factory=list)
+    reward: float | None = None
+    failure: Failure | None = None
+    attempts: int = 1
+    cost_usd: float = 0.0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def status(self) -> RolloutStatus:
+        return "ok" if self.failure is None else status_of(self.failure)
+
+
+def status_of(failure: Failure) -> RolloutStatus:
+    """Whose failure it is: the model's and its agent's, the clock's, or nobody's who can be graded."""
+    if failure.type == "CancelledError":
+        return "cancelled"
+    if failure.type in INFRASTRUCTURE or failure.phase in ("environment", "verifier"):
+        return "infra_error"
+    return "timeout" if failure.type == AGENT_TIMEOUT else "agent_error"
+
+
+def is_retried(failure: Failure | None) -> bool:
+    """Whether another try may help; an agent's own mistakes would only be made again, or be drawn away."""
+    return failure is not None and failure.type in INFRASTRUCTURE and failure.type not in NEVER_RETRIED
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody wants this rollout to stop, and not merely the agent cancelled something of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def rollout_of(job: Job, outcome: Outcome, seconds: float) -> Rollout:
+    """The outcome as everybody else knows it. What cannot be graded has no reward."""
+    status, failure = outcome.status, outcome.failure
+    about: dict[str, Any] = {"sample": job.sample, "attempts": outcome.attempts}
+    if job.policy.stop_reason is not None:
+        about["stop_reason"] = job.policy.stop_reason
+    if failure is not None:
+        about["exception"] = failure.type
+    return Rollout(
+        task_id=job.task.task_id,
+        turns=outcome.turns,
+        reward=None if status in ("infra_error", "cancelled") else outcome.reward,
+        status=status,
+        error=_sentence(failure, job.policy.waiting) if failure is not None else None,
+        seconds=seconds,
+        cost_usd=outcome.cost_usd,
+        metadata={**about, **outcome.metadata},
+    )
+
+
+def _sentence(failure: Failure, waiting: bool) -> str:
+    where = "the agent's setup" if failure.phase == "setup" else f"the {failure.phase}"
+    meanwhile = " (it was waiting for the model)" if waiting and failure.type == AGENT_TIMEOUT else ""
+    return f"{where}: {failure.type}: {failure.message}".rstrip(": ") + meanwhile
+
+
+def turns_of(context: Any, policy: Policy) -> list[Turn]:
+    """Every exchange: as the policy wrote it down, or, where the agent never asked it, as the agent tells it.
+
+    What the agent tells is taken as it is: where its lists do not fit together the turns have no logprobs, so that
+    they can be read and graded but not be trained on.
+    """
+    if policy.turns:
+        return policy.turns
+    details = getattr(context, "rollout_details", None) or []
+    return [turn for detail in details for turn in _told(detail, policy.renderer.tokenizer)]
+
+
+def _told(detail: dict[str, Any], tokenizer: Tokenizer) -> list[Turn]:
+    written: Sequence[list[int]] = detail.get("completion_token_ids") or []
+    read: Sequence[list[int]] = detail.get("prompt_token_ids") or []
+    logprobs: Sequence[list[float]] = detail.get("logprobs") or []
+    # A turn without logprobs would shift those of the later turns.
+    fits = len(written) == len(read) == len(logprobs)
+    return [
+        Turn(
+            prompt_tokens=list(read[index]) if index < len(read) else [],
+            completion_tokens=list(tokens),
+            logprobs=list(logprobs[index]) if fits and len(logprobs[index]) == len(tokens) else [],
+            text=text_of(tokens, tokenizer),
+        )
+        for index, tokens in enumerate(written)
+    ]
+
+
+def usage_of(context: Any) -> dict[str, Any]:
+    """What the agent says about itself and what it used, as far as it says it."""
+    told = {name: getattr(context, name, None) for name in ("n_input_tokens", "n_output_tokens")}
+    # Rollouts are written down as JSON, and an agent may have put anything there.
+    said = getattr(context, "metadata", None)
+    about = {"agent": said and json.loads(json.dumps(said, default=str)), **told}
+    return {name: value for name, value in about.items() if value is not None}
+
+
+async def all_of[T](work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; when one is stopped all are, and none is left behind. What ends at once costs no task
+    switch."""
+    loop = asyncio.get_running_loop()
+    jobs: list[asyncio.Task[T]] = [asyncio.Task(one, loop=loop, eager_start=True) for one in work]
+    try:
+        return list(await asyncio.gather(*jobs))
+    except BaseException:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        raise

@@ -1,0 +1,213 @@
+"""Live policies by name: how an agent reaches the model under training.
+
+In: a sampler, a renderer and sampling params, for one rollout. Out: completions, and a record of every exchange with
+the exact tokens read and written. Agents are described by plain JSON, so they are handed a name and look the policy up
+here.
+
+What the sampler does wrong is not the agent's doing: time-outs and lost connections are tried again, and in the end
+raised as `BackendUnavailable`, which no time limit can be mistaken for. An agent that swallows it changes nothing: the
+policy remembers that its last word failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Literal, Protocol
+
+from evsys_sdk.data_types import HarborTask
+from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled, EvsysError
+from evsys_sdk.protocols import Renderer, Turn
+from evsys_sdk.rollout.pacing import take_turn
+from evsys_sdk.surface import (
+    Messages,
+    ModelInput,
+    SampledSequence,
+    SampleOutput,
+    SamplingClient,
+    SamplingParams,
+    derive_seed,
+    text_of,
+)
+
+# Timeouts and lost connections of a sampler are OSErrors: infrastructure, worth another try, never a grade.
+RETRIED = (BackendError, OSError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How often, and after how long, a lost call is made again."""
+
+    retries: int = 2
+    backoff_seconds: float = 0.2
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def wait_before(self, attempt: int) -> Awaitable[None]:
+        """Before try number `attempt`, counted from 0, is made again."""
+        return self.sleep(self.backoff_seconds * 2**attempt)
+
+
+async def sample(
+    sampler: SamplingClient, prompt: list[int], n: int, sampling: SamplingParams, patience: Patience
+) -> SampleOutput:
+    """What the sampler says, after as many lost calls as there is patience for."""
+    output = await _answer(sampler, ModelInput.from_ints(prompt), n, sampling, patience)
+    await take_turn()
+    return output
+
+
+async def _answer(
+    sampler: SamplingClient, prompt: ModelInput, n: int, sampling: SamplingParams, patience: Patience
+) -> SampleOutput:
+    for attempt in range(patience.retries):
+        try:
+            return await sampler.sample(prompt, n, sampling)
+        except RETRIED:
+            await patience.wait_before(attempt)
+    return await sampler.sample(prompt, n, sampling)
+
+
+def checked(sequence: SampledSequence) -> SampledSequence:
+    """The sequence, if every token has its logprob; anything else would shift what is learnt."""
+    if len(sequence.tokens) != len(sequence.logprobs):
+        raise BackendError(f"the sampler gave {len(sequence.tokens)} tokens with {len(sequence.logprobs)} logprobs")
+    return sequence
+
+
+def say(exc: BaseException) -> str:
+    """An exception in a sentence; ours explain themselves."""
+    return str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Policy:
+    """The model under training, for one rollout; it writes down what is said."""
+
+    task: HarborTask
+    sampler: SamplingClient
+    renderer: Renderer
+    sampling: SamplingParams
+    """With the rollout's own seed; each turn draws with one derived from it."""
+    patience: Patience = field(default_factory=Patience)
+    name: str = ""
+    """What it is looked up by while it is live."""
+    turns: list[Turn] = field(default_factory=list)
+    """Every exchange so far."""
+    stop_reason: str | None = None
+    """Of the last turn."""
+    failure: str | None = None
+    """Why the sampler's last call failed for good; None after one that worked."""
+    waiting: bool = False
+    """A call to the sampler is under way, or was when the rollout was stopped."""
+    answer: str | None = None
+    """What the agent gives as its answer, where that is not simply what the model said last."""
+    calls: int = 0
+    """To the sampler, in this try."""
+
+    def begin_again(self) -> None:
+        """Forget what was said: another try at the task begins, and draws what the first would have drawn."""
+        self.turns, self.calls, self.waiting = [], 0, False
+        self.stop_reason = self.failure = self.answer = None
+
+    async def complete(self, messages: Messages, **changes: object) -> Turn:
+        """What the model says next in this chat; `changes` are sampling params, such as `max_tokens=32`."""
+        return await self.complete_tokens(self.renderer.prompt(messages), **changes)
+
+    async def complete_tokens(self, prompt: list[int], **changes: object) -> Turn:
+        """What the model writes after exactly these tokens."""
+        sequence = await self._sequence(prompt, changes)
+        text = text_of(sequence.tokens, self.renderer.tokenizer)
+        turn = Turn(prompt_tokens=prompt, completion_tokens=sequence.tokens, logprobs=sequence.logprobs, text=text)
+        self.turns.append(turn)
+        self.stop_reason = sequence.stop_reason
+        return turn
+
+    async def _sequence(self, prompt: list[int], changes: dict[str, object]) -> SampledSequence:
+        seed = derive_seed(self.sampling.seed, "turn", self.calls)
+        params = replace(self.sampling, seed=seed, **changes)  # type: ignore[arg-type]
+        self.calls += 1
+        self.waiting = True
+        try:
+            output = await sample(self.sampler, prompt, 1, params, self.patience)
+            sequence = checked(_first(output))
+        except Cancelled:
+            raise
+        except Exception as exc:
+            self.failure, self.waiting = say(exc), False
+            raise BackendUnavailable(self.failure) from exc
+        self.failure, self.waiting = None, False
+        return sequence
+
+    @property
+    def final_answer(self) -> str:
+        """What a verifier looks at."""
+        return self.answer if self.answer is not None else self.turns[-1].text if self.turns else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySampler:
+    """A policy as a sampling client, for an endpoint to serve: what is asked of it is written down like any other turn.
+
+    How to draw is the policy's business and not the caller's: only how much to write, and where to stop, is asked for.
+    """
+
+    policy: Policy
+
+    async def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams, **_: object
+    ) -> SampleOutput:
+        limit = min(sampling_params.max_tokens, self.policy.sampling.max_tokens)
+        return SampleOutput(
+            sequences=[await self._one(prompt, limit, sampling_params.stop) for _ in range(num_samples)]
+        )
+
+    async def _one(self, prompt: ModelInput, limit: int, stop: tuple[str | int, ...]) -> SampledSequence:
+        turn = await self.policy.complete_tokens(prompt.to_ints(), max_tokens=limit, stop=stop)
+        reason: Literal["stop", "length"] = "length" if self.policy.stop_reason == "length" else "stop"
+        return SampledSequence(tokens=turn.completion_tokens, logprobs=turn.logprobs, stop_reason=reason)
+
+    def compute_logprobs(self, prompt: ModelInput) -> Awaitable[list[float | None]]:
+        return self.policy.sampler.compute_logprobs(prompt)
+
+
+class HttpFront(Protocol):
+    """Where can an agent that only speaks HTTP reach this policy?"""
+
+    def open(self, policy: Policy) -> str:
+        """A base URL at which the model called `policy.name` answers as OpenAI's would."""
+        ...
+
+    def close(self, policy: Policy) -> None: ...
+
+
+def _first(output: SampleOutput) -> SampledSequence:
+    if not output.sequences:
+        raise BackendError("the sampler returned no completion")
+    return output.sequences[0]
+
+
+_live: dict[str, Policy] = {}
+_numbers = count(1)
+
+
+@contextmanager
+def live(policy: Policy) -> Iterator[Policy]:
+    """The policy with a name of its own, which agents can look up until the rollout is over."""
+    policy.name = f"rollout-{next(_numbers)}-{secrets.token_hex(4)}"  # trials of other processes may lie beside ours
+    _live[policy.name] = policy
+    try:
+        yield policy
+    finally:
+        del _live[policy.name]
+
+
+def live_policy(name: str) -> Policy:
+    """The policy an agent was told the name of."""
+    try:
+        return _live[name]
+    except KeyError:
+        raise EvsysError(f"there is no live policy {name!r}: a policy lives as long as its rollout") from None

@@ -1,0 +1,171 @@
+"""A harbor environment on this machine: the task's files in a bubblewrap sandbox, and every command a jail around them.
+
+In: a task's `environment/`. Out: what harbor asks of an environment. There is no network, there is one user, and a
+process lives no longer than the command that started it, so nothing an agent left behind can touch the verifier's
+files. Where there can be no sandbox the trial fails with the sentence that says so; nothing runs outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
+from harbor.environments.capabilities import EnvironmentCapabilities
+from harbor.models.trial.paths import EnvironmentPaths
+
+from evsys_sdk.errors import DataError, shorten
+from evsys_sdk.rollout.dockerfile import INSTEAD, Step, fetches, steps_of
+from evsys_sdk.sandbox import HOME, Limits, Sandbox
+
+PATHS = EnvironmentPaths()
+KEPT = (HOME, "/logs", "/tests", "/solution", "/harbor", "/root", "/home", "/workspace", "/tmp")
+"""Top-level folders that outlive a command, besides those that the task itself names."""
+SYSTEM = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/dev", "/proc", "/sys")
+DEFAULT_SECONDS = 3600.0
+"""For a command without a time limit of its own."""
+
+
+class SandboxEnvironment(BaseEnvironment):
+    """The local sandbox, as harbor knows environments."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        dockerfile = self.environment_dir / "Dockerfile"
+        self.steps: list[Step] = steps_of(dockerfile.read_text(encoding="utf-8")) if dockerfile.is_file() else []
+        self.workdir = self.task_env_config.workdir or HOME
+        self.variables: dict[str, str] = {}
+        self.box: Sandbox | None = None
+
+    @staticmethod
+    def type() -> str:
+        return "evsys-sandbox"
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(disable_internet=True)
+
+    def _validate_definition(self) -> None:
+        if (self.environment_dir / "docker-compose.yaml").exists():
+            raise DataError(f"the sandbox cannot do docker-compose; {INSTEAD}")
+        root = self.environment_dir.parent
+        for script in sorted([*root.glob("tests/*.sh"), *root.glob("steps/*/tests/*.sh")]):
+            line = fetches(script.read_text(encoding="utf-8", errors="replace"))
+            if line is not None:
+                raise DataError(
+                    f"the sandbox has no network, and {script.relative_to(root)} needs one: {line}; {INSTEAD}"
+                )
+
+    async def start(self, force_build: bool) -> None:
+        self.box = Sandbox(folders=self._folders(), limits=self._limits())
+        await self.box.open()
+        await self._must(f"mkdir -p {self.workdir} {PATHS.agent_dir} {PATHS.verifier_dir} {PATHS.artifacts_dir}", "/")
+        for step in self.steps:
+            await self._build(step)
+
+    def _folders(self) -> tuple[str, ...]:
+        named = [self.workdir, *(step.words[-1] for step in self.steps if step.kind in ("workdir", "copy"))]
+        parts = [PurePosixPath(path).parts for path in named if path.startswith("/")]
+        tops = ["/" + part[1] for part in parts if len(part) > 1]
+        reserved = [top for top in tops if top in SYSTEM]
+        if reserved:
+            raise SandboxBuildFailedError(f"nothing can be put into {reserved[0]} of the sandbox; {INSTEAD}")
+        return tuple(dict.fromkeys([*KEPT, *tops]))
+
+    def _limits(self) -> Limits:
+        megabytes = self.task_env_config.memory_mb
+        return Limits(memory_bytes=megabytes << 20) if megabytes else Limits()
+
+    async def _build(self, step: Step) -> None:
+        if step.kind == "env":
+            self.variables[step.words[0]] = step.words[1]
+        elif step.kind == "workdir":
+            self.workdir = str(PurePosixPath(self.workdir, step.words[0]))
+            await self._must(f"mkdir -p {shlex.quote(self.workdir)}", "/")
+        elif step.kind == "run":
+            await self._must(step.words[0], self.workdir)
+        else:
+            await self._copy(step.words[:-1], step.words[-1])
+
+    async def _copy(self, sources: tuple[str, ...], destination: str) -> None:
+        target = PurePosixPath(self.workdir, destination)
+        into = destination.endswith(("/", ".")) or len(sources) > 1
+        for pattern in sources:
+            found = [self.environment_dir] if pattern in (".", "./") else sorted(self.environment_dir.glob(pattern))
+            if not found:
+                raise SandboxBuildFailedError(f"COPY {pattern}: there is no such file in {self.environment_dir}")
+            for source in found:
+                if source.is_dir():
+                    await self.upload_dir(source, str(target))
+                else:
+                    await self.upload_file(source, str(target / source.name if into or len(found) > 1 else target))
+
+    async def _must(self, command: str, cwd: str) -> None:
+        done = await self.exec(command, cwd=cwd)
+        if done.return_code != 0:
+            said = [line for line in (done.stderr or done.stdout or "").splitlines() if line.strip()]
+            why = shorten(said[-1]) if said else "it printed nothing"
+            raise SandboxBuildFailedError(
+                f"in the sandbox, which has no network and a read-only system, this failed with exit code "
+                f"{done.return_code}: {shorten(command)}: {why}; {INSTEAD}"
+            )
+
+    async def stop(self, delete: bool) -> None:
+        box, self.box = self.box, None
+        if box is not None:
+            await box.close()
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Run a command; there is one user inside, whichever is asked for."""
+        variables = {**self.variables, **(self._merge_env(env) or {})}
+        done = await self._open.run(
+            ["/bin/bash", "-c", command],
+            cwd=cwd or self.workdir,
+            env=variables,
+            timeout_seconds=timeout_sec or DEFAULT_SECONDS,
+        )
+        late = f"\n[killed after {timeout_sec} seconds]" if done.timed_out else ""
+        return ExecResult(stdout=done.stdout, stderr=done.stderr + late, return_code=done.exit_code)
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        source = Path(source_path)
+        mode = stat.S_IMODE(source.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR
+        await asyncio.to_thread(self._open.write, self._inside(target_path), source.read_bytes(), mode=mode)
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        if PurePosixPath(target_dir) == PATHS.tests_dir:
+            # The verifier is about to run, and no process of the agent is alive: a reward that lies there is forged.
+            await self.exec(f"find {PATHS.verifier_dir} -mindepth 1 -delete", cwd="/")
+        source = Path(source_dir)
+        for file in sorted(path for path in source.rglob("*") if path.is_file()):
+            await self.upload_file(file, str(PurePosixPath(target_dir, file.relative_to(source).as_posix())))
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        target = Path(target_path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(await asyncio.to_thread(self._open.read, self._inside(source_path)))
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        target = Path(target_dir)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in await self._open.list_files(self._inside(source_dir)):
+            await self.download_file(f"{source_dir}/{name}", target / name)
+
+    def _inside(self, path: str) -> str:
+        return str(PurePosixPath(self.workdir, path))
+
+    @property
+    def _open(self) -> Sandbox:
+        if self.box is None:
+            raise RuntimeError("this environment is not running")
+        return self.box

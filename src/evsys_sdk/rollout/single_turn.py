@@ -1,0 +1,83 @@
+"""The plainest rollout: one prompt, one completion, one verdict. It needs no harbor and no agent.
+
+In: a task and something to sample from. Out: `n` rollouts of the task, drawn with one call to the sampler. Whatever
+breaks on the way is a rollout with a status and no reward: not an exception, and never a 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from evsys_sdk.data_types import HarborTask, task_messages
+from evsys_sdk.protocols import Renderer, Rollout, Turn
+from evsys_sdk.rollout.lanes import STOPS, Grade, all_of
+from evsys_sdk.rollout.policies import Patience, checked, sample, say
+from evsys_sdk.surface import SampledSequence, SamplingClient, SamplingParams, derive_seed, text_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Who is asked, and how."""
+
+    sampler: SamplingClient
+    renderer: Renderer
+    sampling: SamplingParams
+    num_samples: int
+    grade: Grade
+    patience: Patience
+    clock: Callable[[], float]
+    verifier_seconds: float
+
+
+async def roll_task(task: HarborTask, asked: Asked) -> list[Rollout]:
+    """All rollouts of one task."""
+    started, n = asked.clock(), asked.num_samples
+    try:
+        prompt = asked.renderer.prompt(task_messages(task))
+        # The task's own seed: its draw must not depend on which tasks it shares a batch with.
+        drawn = replace(asked.sampling, seed=derive_seed(asked.sampling.seed, task.task_id))
+        output = await sample(asked.sampler, prompt, n, drawn, asked.patience)
+    except STOPS:
+        raise
+    except Exception as exc:
+        return broken(task, say(exc), n, asked.clock() - started)
+    rollouts = await all_of([_graded(task, prompt, sequence, asked) for sequence in output.sequences[:n]])
+    rollouts += [_missing(task, n)] * (n - len(rollouts))
+    seconds = asked.clock() - started
+    return [
+        replace(rollout, seconds=seconds, metadata={"sample": index, **rollout.metadata})
+        for index, rollout in enumerate(rollouts)
+    ]
+
+
+def broken(task: HarborTask, error: str, n: int, seconds: float = 0.0) -> list[Rollout]:
+    """The rollouts of a task that could not even be asked."""
+    one = Rollout(task_id=task.task_id, status="infra_error", error=error, seconds=seconds)
+    return [replace(one, metadata={"sample": index}) for index in range(n)]
+
+
+async def _graded(task: HarborTask, prompt: list[int], sequence: SampledSequence, asked: Asked) -> Rollout:
+    """The rollout of one completion, with the verifier's reward, or with its failure and none."""
+    rollout = Rollout(task_id=task.task_id, metadata={"stop_reason": sequence.stop_reason})
+    try:
+        checked(sequence)
+        text = text_of(sequence.tokens, asked.renderer.tokenizer)
+        turn = Turn(prompt_tokens=prompt, completion_tokens=sequence.tokens, logprobs=sequence.logprobs, text=text)
+        rollout = replace(rollout, turns=[turn])
+        verdict = await asyncio.wait_for(asked.grade(task, text), asked.verifier_seconds)
+    except STOPS:
+        raise
+    except TimeoutError:
+        late = f"the verifier took longer than {asked.verifier_seconds:g} seconds"
+        return replace(rollout, status="infra_error", error=late)
+    except Exception as exc:
+        return replace(rollout, status="infra_error", error=say(exc))
+    info = {"verifier": verdict.info} if verdict.info else {}
+    return replace(rollout, reward=verdict.reward, metadata={**rollout.metadata, **info})
+
+
+def _missing(task: HarborTask, n: int) -> Rollout:
+    error = f"the sampler returned fewer than the {n} completions asked for"
+    return Rollout(task_id=task.task_id, status="infra_error", error=error)

@@ -1,0 +1,223 @@
+"""Lane A: an agent's work on a task that needs an environment, as an unmodified harbor `Trial` in a `TrialQueue`.
+
+In: a `Job`. Out: an `Outcome`. harbor owns the environment, the phases, the time limits and the retries; here a task
+becomes a task directory and a `TrialConfig`, and a `TrialResult` becomes an outcome. Objects that live (the policy,
+the verifier function) do not fit into a config, so the config names them and harbor's classes look them up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harbor.models.job.config import RetryConfig
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
+from harbor.models.trial.result import TrialResult
+from harbor.models.verifier.result import VerifierResult
+from harbor.trial.hooks import TrialEvent, TrialHookEvent
+from harbor.trial.queue import TrialQueue
+from harbor.verifier.base import BaseVerifier
+
+from evsys_sdk.errors import FOREIGN, BackendUnavailable, VerifierFailed
+from evsys_sdk.rollout.lanes import (
+    INFRASTRUCTURE,
+    NEVER_RETRIED,
+    STOPS,
+    Failure,
+    Job,
+    Outcome,
+    Phase,
+    is_being_cancelled,
+    turns_of,
+    usage_of,
+)
+from evsys_sdk.task_dirs import has_own_tests, task_directory, write_task
+
+
+async def run(job: Job) -> Outcome:
+    """The agent's work, begun again where that may help."""
+    folder = Path(tempfile.mkdtemp(prefix="evsys-trial-"))
+    work = _Work(job=job)
+    _under_way[job.policy.name] = work
+    try:
+        return await work.run(folder)
+    finally:
+        del _under_way[job.policy.name]
+        shutil.rmtree(folder, ignore_errors=True)
+        _forget_loggers(job.policy.name)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """What is known of a trial while it goes on, over all its attempts."""
+
+    job: Job
+    attempt: int = 0
+    agent_failed: bool = False
+    answer: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+
+    async def run(self, folder: Path) -> Outcome:
+        try:
+            result = await _queue(self).submit(_config(self.job, folder))
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            return self._without_result(
+                Failure(phase="agent", type="CancelledError", message="the agent stopped itself")
+            )
+        except STOPS:
+            raise
+        except FOREIGN as exc:  # the trial could not even be made, or its agent called sys.exit()
+            phase: Phase = "agent" if self.agent_failed else "environment"
+            return self._without_result(Failure(phase=phase, type=type(exc).__name__, message=str(exc)))
+        return self._outcome(result)
+
+    async def on_event(self, event: TrialHookEvent) -> None:
+        """harbor's hooks pass through here, in the order in which things happen."""
+        if event.event is TrialEvent.START:
+            self.attempt += 1
+            self.agent_failed, self.answer, self.about = False, "", {}
+            self.job.policy.begin_again()
+        if event.event is TrialEvent.AGENT_END:
+            # A hook of an agent that is failing runs inside its exception; harbor does not record it before.
+            self.agent_failed = sys.exception() is not None
+        if event.event is TrialEvent.VERIFICATION_START:
+            self.answer = self._answer(event.result)
+        await self.job.tell(event.event.value, self.attempt)
+        lost = event.event is TrialEvent.AGENT_END and self.job.policy.failure is not None
+        if lost and not is_being_cancelled():
+            self.agent_failed = True
+            raise BackendUnavailable(self.job.policy.failure)  # whatever the agent made of it
+
+    def _answer(self, result: TrialResult) -> str:
+        policy = self.job.policy
+        turns = turns_of(result.agent_result, policy)
+        return policy.final_answer if policy.turns or policy.answer else turns[-1].text if turns else ""
+
+    def _without_result(self, failure: Failure) -> Outcome:
+        about = {"lane": "trial"}
+        turns = self.job.policy.turns
+        return Outcome(turns=turns, failure=failure, attempts=max(1, self.attempt), metadata=about)
+
+    def _outcome(self, result: TrialResult) -> Outcome:
+        steps = result.step_results or []
+        contexts = [result.agent_result, *(step.agent_result for step in steps)]
+        told = [context for context in contexts if context is not None]
+        info = next((i for i in (result.exception_info, *(step.exception_info for step in steps)) if i), None)
+        failure = info and Failure(phase=self._phase(result), type=info.exception_type, message=info.exception_message)
+        if failure is not None:
+            _stop_the_run_if(failure)
+        reward, about, wrong = _reward(result)
+        return Outcome(
+            turns=self.job.policy.turns or [turn for context in told for turn in turns_of(context, self.job.policy)],
+            reward=reward,
+            failure=failure or wrong,
+            attempts=max(1, self.attempt),
+            cost_usd=sum(context.cost_usd or 0.0 for context in told),
+            metadata={"lane": "trial", **(usage_of(told[0]) if len(told) == 1 else {}), **about, **self.about},
+        )
+
+    def _phase(self, result: TrialResult) -> Phase:
+        if self.agent_failed:
+            return "agent"
+        if result.step_results or result.verifier is not None:
+            return "verifier"
+        # After the agent and before the verifier it is the environment's turn again: logs and artifacts.
+        return "setup" if result.agent_setup is not None and result.agent_execution is None else "environment"
+
+
+_under_way: dict[str, _Work] = {}
+"""By the name of the policy."""
+
+
+class AnswerVerifier(BaseVerifier):
+    """Grades the agent's answer with the task's own verifier, where that needs no look into the environment."""
+
+    def __init__(self, *, policy: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.work = _under_way[policy]
+
+    async def verify(self) -> VerifierResult:
+        verdict = await self.work.job.grade(self.work.job.task, self.work.answer)
+        if verdict.info:
+            self.work.about["verifier"] = verdict.info
+        return VerifierResult(rewards={"reward": verdict.reward})
+
+
+def _queue(work: _Work) -> TrialQueue:
+    patience = work.job.patience
+    retries = RetryConfig(
+        max_retries=patience.retries,
+        include_exceptions=set(INFRASTRUCTURE),
+        exclude_exceptions=set(NEVER_RETRIED),
+        min_wait_sec=patience.backoff_seconds,
+        wait_multiplier=2.0,
+    )
+    return TrialQueue(1, retries, hooks={event: [work.on_event] for event in TrialEvent})
+
+
+def _config(job: Job, folder: Path) -> TrialConfig:
+    name, limits = job.policy.name, job.settings.limits
+    own = task_directory(job.task)
+    graded_by_tests = has_own_tests(job.task)
+    ours = (job.task.metadata.get("harbor") or {}).get("limits") or {}
+    return TrialConfig(
+        task=TaskConfig(path=own or write_task(job.task, folder / "task")),
+        trial_name=name,
+        trials_dir=job.settings.trials_dir or folder / "trials",
+        agent=AgentConfig(
+            name=job.agent.harbor_name,
+            import_path=None if job.agent.harbor_name else job.agent.import_path,
+            model_name=job.agent.model_name,
+            kwargs=job.agent.arguments(name),
+            override_setup_timeout_sec=limits.setup_seconds,
+            override_timeout_sec=None if ours.get("agent_seconds") else limits.agent_seconds,
+        ),
+        environment=_environment(job),
+        verifier=VerifierConfig(
+            import_path=None if graded_by_tests else f"{__name__}:{AnswerVerifier.__name__}",
+            kwargs={} if graded_by_tests else {"policy": name},
+            override_timeout_sec=None if ours.get("verifier_seconds") else limits.verifier_seconds,
+        ),
+    )
+
+
+def _environment(job: Job) -> EnvironmentConfig:
+    spec = job.settings.environment
+    if ":" in spec.kind or "." in spec.kind:
+        path = spec.kind if ":" in spec.kind else ":".join(spec.kind.rsplit(".", 1))
+        return EnvironmentConfig(import_path=path, kwargs=spec.params)
+    return EnvironmentConfig(type=spec.kind, kwargs=spec.params)
+
+
+def _reward(result: TrialResult) -> tuple[float | None, dict[str, Any], Failure | None]:
+    """The one number, all numbers where there are more, and why there is none where that is not plain."""
+    rewards = (result.verifier_result.rewards if result.verifier_result is not None else None) or {}
+    if not rewards or getattr(result, "reward_valid", None) is False:  # harbor 0.25 says which rewards do not count
+        return None, {}, None
+    about = {"rewards": dict(rewards)} if len(rewards) > 1 else {}
+    if len(rewards) > 1 and "reward" not in rewards:
+        message = f"the verifier gave {', '.join(sorted(rewards))}; the one that counts must be called `reward`"
+        return None, about, Failure(phase="verifier", type=VerifierFailed.__name__, message=message)
+    return float(rewards.get("reward", next(iter(rewards.values())))), about, None
+
+
+def _stop_the_run_if(failure: Failure) -> None:
+    """What must end the run reaches us as no more than a name."""
+    for stop in STOPS:
+        if stop.__name__ == failure.type:
+            raise stop(failure.message)
+
+
+def _forget_loggers(trial_name: str) -> None:
+    # harbor makes loggers named after the trial, which Python keeps for ever.
+    known = logging.Logger.manager.loggerDict
+    for name in [name for name in known if f".{trial_name}." in f"{name}."]:
+        del known[name]

@@ -1,0 +1,36 @@
+"""Policies under training behind an OpenAI-compatible endpoint, for agents that only speak HTTP.
+
+In: the live policies of a rollout engine. Out: an address for each. A policy stands on the endpoint under its own name
+and as long as its rollout lasts; its turns, retries and seeds are its own, as if the agent had asked it directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from evsys_sdk.rollout.policies import Policy, PolicySampler
+from evsys_sdk.serving import Endpoint, Running, ServedModel, running
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFront:
+    """One endpoint for all rollouts of a call."""
+
+    found: Running
+
+    def open(self, policy: Policy) -> str:
+        served = ServedModel(sampler=PolicySampler(policy), renderer=policy.renderer)
+        self.found.endpoint.models[policy.name] = served
+        return self.found.base_url()
+
+    def close(self, policy: Policy) -> None:
+        self.found.endpoint.models.pop(policy.name, None)
+
+
+@asynccontextmanager
+async def http_front() -> AsyncIterator[EndpointFront]:
+    """For `LaneSettings(http_front=http_front)`."""
+    async with running(Endpoint({})) as found:
+        yield EndpointFront(found)

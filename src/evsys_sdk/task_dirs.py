@@ -1,0 +1,214 @@
+"""Tasks as directories in harbor's format, and back.
+
+In: a task directory (`instruction.md`, `task.toml`, `environment/`, `tests/test.sh`), or a directory of them. Out:
+`HarborTask`s, and from a `HarborTask` a directory that harbor can run. Reading needs no harbor. What a task wants
+beyond a prompt and a verifier is kept by name in `metadata.harbor.needs`, so that nobody can pass over it by accident.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk.data_types import E2BVerifier, HarborTask, content_text, from_dict, to_dict
+from evsys_sdk.errors import DataError
+
+CONFIG, INSTRUCTION = "task.toml", "instruction.md"
+_CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
+"""Marks that keep a benchmark out of training data stand before the instruction; no agent is shown them."""
+_PLAIN = {
+    "": {"schema_version", "task", "metadata", "source", "solution", "agent", "verifier", "environment"},
+    "agent.": {"timeout_sec"},
+    "verifier.": {"timeout_sec"},
+    "environment.": {"build_timeout_sec", "cpus", "memory_mb", "storage_mb"},
+}
+"""What a task.toml may say without needing an environment: limits, and the size of one that it does not use."""
+_REWARDS = "/logs/verifier/reward"
+_BY_EXIT_CODE = """#!/bin/bash
+# harbor reads a reward, these tests answer with their exit code. A reward that lies there already is nobody's.
+rm -f {rewards}.txt {rewards}.json
+bash /tests/{tests}
+code=$?
+if [ ! -e {rewards}.txt ] && [ ! -e {rewards}.json ]; then echo $((code == 0)) > {rewards}.txt; fi
+exit $code
+"""
+_OWN_TESTS = "run_tests.sh"
+_NOT_HERE = "#!/bin/bash\necho 'this task is graded by evsys, from the answer' >&2\nexit 1\n"
+
+
+def is_task_directory(path: str | Path) -> bool:
+    return (Path(path) / CONFIG).is_file()
+
+
+def read_tasks(root: str | Path) -> list[HarborTask]:
+    """The task in `root`, or all tasks below it, in order. A task without an id of its own is called by its path, and
+    so is one whose id is taken: no two are called the same."""
+    root = Path(root)
+    if is_task_directory(root):
+        return [read_task(root)]
+    found = sorted(path.parent for path in root.rglob(CONFIG))
+    if not found:
+        raise DataError(f"{root} holds no task directories: there is no {CONFIG} in it or below it")
+    tasks: dict[str, HarborTask] = {}
+    for path in found:
+        place = path.relative_to(root).as_posix()
+        task = read_task(path, default_id=place)
+        while task.task_id in tasks:
+            task = replace(task, task_id=f"{task.task_id}@{place}")
+        tasks[task.task_id] = task
+    return list(tasks.values())
+
+
+def read_task(path: str | Path, *, default_id: str | None = None) -> HarborTask:
+    """The task in one directory; what its `task.toml` says of it is in the metadata."""
+    folder = Path(path).absolute()
+    config = _config(folder)
+    described: dict[str, Any] = dict(config.get("metadata") or {})
+    ours: dict[str, Any] = described.pop("evsys", None) or {}
+    row = json.loads(ours["row"]) if "row" in ours else {}
+    verifier = row.get("verifier") or _tests(folder)
+    needs = [] if "verifier" in row else ["tests/test.sh"]
+    harbor = {"dir": str(folder), "needs": [*needs, *_needs(config, folder)], "limits": _limits(config)}
+    metadata = {**described, **(row.get("metadata") or {}), "harbor": harbor}
+    instruction = row.get("instruction") or _instruction(config, folder)
+    name = row.get("task_id") or default_id or folder.name
+    task = from_dict({"task_id": name, "instruction": instruction, "verifier": verifier, "metadata": metadata})
+    assert isinstance(task, HarborTask)
+    return task
+
+
+def needs_of(task: HarborTask) -> list[str]:
+    """What of this task needs an environment, by name; empty when an answer is all there is to it."""
+    needs = list((task.metadata.get("harbor") or {}).get("needs") or [])
+    folder = task_directory(task)
+    if folder is not None and "needs" not in task.metadata["harbor"]:
+        needs = read_task(folder).metadata["harbor"]["needs"]
+    return [*needs, "metadata.environment"] if task.metadata.get("environment") else needs
+
+
+def task_directory(task: HarborTask) -> Path | None:
+    """Where the task's own directory is, if it has one."""
+    named = (task.metadata.get("harbor") or {}).get("dir")
+    return Path(named) if named else None
+
+
+def has_own_tests(task: HarborTask) -> bool:
+    """Whether tests inside the environment grade it, and not a look at the answer."""
+    return isinstance(task.verifier, E2BVerifier) and bool(needs_of(task))
+
+
+def write_task(task: HarborTask, folder: str | Path) -> Path:
+    """The task as a directory that harbor runs and `read_task` reads back to the same task."""
+    folder = Path(folder)
+    files = {INSTRUCTION: content_text(task.instruction), CONFIG: _task_toml(task), **_verifier_files(task)}
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+def write_tasks(tasks: Iterable[HarborTask], root: str | Path) -> list[Path]:
+    """All tasks, each in a directory of its own below `root`, whatever their ids have in common."""
+    taken: set[str] = set()
+    written = []
+    for task in tasks:
+        name = _folder_name(task.task_id)
+        number = next(n for n in range(1, len(taken) + 2) if (name if n == 1 else f"{name}-{n}") not in taken)
+        taken.add(name if number == 1 else f"{name}-{number}")
+        written.append(write_task(task, Path(root) / (name if number == 1 else f"{name}-{number}")))
+    return written
+
+
+def _folder_name(task_id: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", task_id).strip(".-")[:60] or "task"
+    # Ids that differ only in what a folder cannot be called stay apart, on disks that fold case too.
+    same = plain == task_id and plain == plain.lower()
+    return plain if same else f"{plain}-{hashlib.sha256(task_id.encode()).hexdigest()[:8]}"
+
+
+def _task_toml(task: HarborTask) -> str:
+    metadata = {key: value for key, value in task.metadata.items() if key != "harbor"}
+    row = {**to_dict(task), "metadata": metadata}
+    if isinstance(task.verifier, E2BVerifier):
+        del row["verifier"]  # that is what the other files are
+    # A JSON text is a TOML basic string, but for DEL.
+    text = json.dumps(json.dumps(row, ensure_ascii=False)).replace("\x7f", "\\u007f")
+    return f'schema_version = "1.0"\n\n[metadata.evsys]\nrow = {text}\n'
+
+
+def _verifier_files(task: HarborTask) -> dict[str, str]:
+    plan = task.verifier
+    if not isinstance(plan, E2BVerifier):
+        return {"environment/.gitkeep": "", "tests/test.sh": _NOT_HERE}
+    files = {"environment/Dockerfile": plan.dockerfile, "tests/test.sh": plan.test_sh}
+    if _REWARDS not in plan.test_sh:
+        files["tests/test.sh"] = _BY_EXIT_CODE.format(rewards=_REWARDS, tests=_OWN_TESTS)
+        files[f"tests/{_OWN_TESTS}"] = plan.test_sh
+    if plan.test_state_py:
+        files["tests/test_state.py"] = plan.test_state_py
+    return files
+
+
+def _tests(folder: Path) -> E2BVerifier:
+    own = _text(folder / "tests" / _OWN_TESTS)
+    return E2BVerifier(
+        dockerfile=_text(folder / "environment" / "Dockerfile"),
+        test_sh=own or _text(folder / "tests" / "test.sh"),
+        test_state_py=_text(folder / "tests" / "test_state.py"),
+    )
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / CONFIG
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{folder} is not a task directory: it has no {CONFIG}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise DataError(f"{file}: {exc}") from exc
+
+
+def _instruction(config: dict[str, Any], folder: Path) -> str:
+    steps = [folder / "steps" / str(step.get("name")) for step in config.get("steps") or []]
+    files = [path / INSTRUCTION for path in steps or [folder]]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise DataError(f"{folder} is not a task directory: it has no {', '.join(missing)}")
+    return "\n\n".join(_without_canary(_text(file)) for file in files)
+
+
+def _without_canary(text: str) -> str:
+    lines = text.split("\n")
+    while lines and _CANARY.match(lines[0].strip()):
+        lines.pop(0)
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    return "\n".join(lines)
+
+
+def _needs(config: dict[str, Any], folder: Path) -> list[str]:
+    needs = []
+    for section, known in _PLAIN.items():
+        part = config.get(section.rstrip("."), {}) if section else config
+        needs += [section + key for key, value in part.items() if key not in known and value not in (None, [], {}, "")]
+    files = [path for path in (folder / "environment").rglob("*") if path.is_file() and path.name != ".gitkeep"]
+    if files:
+        needs.append("environment/")
+    return needs + [name for name in ("trajectory.json",) if (folder / name).exists()]
+
+
+def _limits(config: dict[str, Any]) -> dict[str, float]:
+    named = {"agent_seconds": ("agent", "timeout_sec"), "verifier_seconds": ("verifier", "timeout_sec")}
+    found = {name: (config.get(section) or {}).get(key) for name, (section, key) in named.items()}
+    return {name: float(value) for name, value in found.items() if value}

@@ -1,0 +1,72 @@
+"""Fair shares of the event loop: everybody gets a turn, nobody keeps a loop alive."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+
+from evsys_sdk.rollout.pacing import SHARE_SECONDS, take_turn
+
+
+def busy(seconds):
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        pass
+
+
+async def crowd(n, seconds):
+    """Which pass of the loop each of `n` had its turn in."""
+    passes, turns = 0, []
+
+    async def one():
+        await take_turn()
+        turns.append(passes)
+        busy(seconds)
+
+    async def count():
+        nonlocal passes
+        while True:
+            await asyncio.sleep(0)
+            passes += 1
+
+    counter = asyncio.create_task(count())
+    await asyncio.gather(*(one() for _ in range(n)))
+    counter.cancel()
+    return turns
+
+
+async def test_turns_that_take_long_are_spread_over_passes():
+    turns = await crowd(20, SHARE_SECONDS)
+    assert len(set(turns)) >= 15
+
+
+async def test_turns_that_take_nothing_share_a_pass():
+    turns = await crowd(200, 0)
+    assert len(set(turns)) < 50
+
+
+async def test_one_that_is_cancelled_in_line_does_not_hold_up_the_others():
+    done = []
+
+    async def one(name):
+        await take_turn()
+        done.append(name)
+        busy(SHARE_SECONDS)
+
+    work = [asyncio.create_task(one(index)) for index in range(6)]
+    await asyncio.sleep(0)
+    work[4].cancel()
+    await asyncio.gather(*work, return_exceptions=True)
+    assert done == [0, 1, 2, 3, 5]
+
+
+def test_a_loop_that_is_over_is_forgotten():
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(crowd(5, SHARE_SECONDS))
+    loop.close()
+    seen = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert seen() is None

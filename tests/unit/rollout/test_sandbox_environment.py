@@ -1,0 +1,201 @@
+"""Tasks in the local sandbox, through harbor's Trial: terminal work, tests that grade it, forgeries that do not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("harbor", reason="needs the extra harbor")
+
+from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
+from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier
+from evsys_sdk.errors import DataError
+from evsys_sdk.protocols import AgentSpec
+from evsys_sdk.rollout.dockerfile import Step, fetches, steps_of
+from evsys_sdk.rollout.engine import RolloutEngine
+from evsys_sdk.sandbox import SandboxUnavailable, why_unavailable
+from evsys_sdk.surface import SamplingParams
+from evsys_sdk.task_dirs import read_task, write_task
+from evsys_sdk.testing import ScriptedModel
+from evsys_sdk.training.render import ChatRenderer
+
+needs_sandbox = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+SHELL = AgentSpec(kind="chat", params={"max_turns": 4, "tools": ["bash"]})
+DOCKERFILE = "FROM debian\nWORKDIR /app\n"
+
+
+def bash(command):
+    return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
+
+
+def task(test_sh, dockerfile=DOCKERFILE, **metadata):
+    verifier = E2BVerifier(dockerfile=dockerfile, test_sh=test_sh)
+    return HarborTask(task_id="t", instruction="Work", verifier=verifier, metadata={"environment": True, **metadata})
+
+
+async def roll(task, *replies, agent=SHELL, **options):
+    said = list(replies)
+    model = ScriptedModel(lambda message: said.pop(0) if len(said) > 1 else said[0])
+    engine = RolloutEngine(retries=0, **options)
+    sampling = SamplingParams(max_tokens=400)
+    [[rollout]] = await engine.roll_out(
+        [task], sampler=model, renderer=ChatRenderer(ByteTokenizer()), sampling=sampling, agent=agent
+    )
+    rollout.metadata["prompts"] = model.prompts
+    return rollout
+
+
+@needs_sandbox
+async def test_what_the_agent_did_in_the_sandbox_is_graded_by_the_tests():
+    check = 'test "$(cat /app/out.txt)" = hello\n'
+    right = await roll(task(check), bash("echo hello > out.txt"), bash("cat out.txt"), "done")
+    wrong = await roll(task(check), bash("echo hullo > out.txt"), "done")
+    assert (right.status, right.reward) == ("ok", 1.0), right.error
+    assert (wrong.status, wrong.reward) == ("ok", 0.0), wrong.error
+    assert "tool\nhello" in right.metadata["prompts"][2], "files outlive a command"
+    assert len(right.turns) == 3 and right.metadata["lane"] == "trial"
+
+
+@needs_sandbox
+async def test_tests_may_write_a_reward_of_their_own_and_see_the_answer():
+    test_sh = "if grep -q 42 /logs/agent/answer.txt; then echo 0.75; else echo 0; fi > /logs/verifier/reward.txt\n"
+    rollout = await roll(task(test_sh), "it is 42")
+    assert rollout.reward == 0.75, rollout.error
+
+
+@needs_sandbox
+async def test_a_task_directory_runs_as_it_is(tmp_path):
+    folder = write_task(task("test -e /app/data.txt && test -e /app/made\n"), tmp_path / "x")
+    (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\nCOPY data.txt .\nENV NAME=made\n")
+    (folder / "environment" / "data.txt").write_text("1\n")
+    (folder / "task.toml").write_text('schema_version = "1.0"\n')
+    rollout = await roll(read_task(folder), bash('touch "$NAME"'), "done")
+    assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error
+
+
+@needs_sandbox
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+async def test_harbors_own_agents_work_on_it_too(tmp_path, agent, reward):
+    folder = write_task(task("test -e /app/made\n"), tmp_path / "x")
+    (folder / "solution").mkdir()
+    (folder / "solution" / "solve.sh").write_text("#!/bin/bash\ntouch /app/made\n")
+    rollout = await roll(read_task(folder), "unused", agent=AgentSpec(kind=agent))
+    assert (rollout.status, rollout.reward) == ("ok", reward), rollout.error
+    assert rollout.turns == []
+
+
+@needs_sandbox
+async def test_a_task_of_several_steps_is_harbors_business_from_first_to_last(tmp_path):
+    folder = write_task(task("unused"), tmp_path / "x")
+    (folder / "task.toml").write_text('schema_version = "1.0"\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
+    for step, file in (("one", "a"), ("two", "b")):
+        place = folder / "steps" / step
+        (place / "tests").mkdir(parents=True)
+        (place / "instruction.md").write_text(f"Make {file}")
+        reward = "/logs/verifier/reward.txt"
+        (place / "tests" / "test.sh").write_text(f"echo 0 > {reward}; test -e /app/{file} && echo 1 > {reward}\n")
+    rollout = await roll(read_task(folder), bash("touch a"), "done", bash("touch wrong"), "done")
+    assert (rollout.status, rollout.reward) == ("ok", 0.5), rollout.error
+    assert len(rollout.turns) == 4 and "Make b" in rollout.metadata["prompts"][2]
+
+
+@needs_sandbox
+async def test_an_answer_is_graded_in_process_where_the_task_says_so():
+    verifier = InProcessVerifier(fn_name="exact_match", expected="7")
+    count = HarborTask(task_id="t", instruction="?", verifier=verifier, metadata={"environment": True})
+    rollout = await roll(count, bash("expr 3 + 4"), "7")
+    assert (rollout.reward, rollout.metadata["lane"]) == (1.0, "trial"), rollout.error
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt",
+        "(while true; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done) > /dev/null 2>&1 &",
+    ],
+    ids=["beforehand", "in the background"],
+)
+async def test_a_reward_that_the_agent_wrote_is_nobodys(forgery):
+    rollout = await roll(task("exit 1  # writes nothing to /logs/verifier/reward.txt\n"), bash(forgery), "done")
+    assert rollout.reward is None and rollout.status == "infra_error"
+    assert "RewardFileNotFoundError" in rollout.error
+    graded = await roll(task("false\n"), bash(forgery), "done")
+    assert (graded.status, graded.reward) == ("ok", 0.0), graded.error
+
+
+@needs_sandbox
+async def test_there_is_no_network_and_no_host_file_inside():
+    probe = bash("cat /etc/shadow; ls /work /root/.ssh; cat < /dev/tcp/127.0.0.1/22")
+    rollout = await roll(task("true\n"), probe, "done")
+    heard = rollout.metadata["prompts"][1]
+    assert "root:" not in heard and "exit code" in heard and rollout.reward == 1.0
+
+
+@needs_sandbox
+async def test_a_dockerfile_that_cannot_be_followed_is_infrastructure_and_says_which_step():
+    rollout = await roll(task("true\n", "FROM debian\nRUN touch /usr/bin/thing\n"), "done")
+    assert (rollout.status, rollout.reward) == ("infra_error", None)
+    assert "touch /usr/bin/thing" in rollout.error and "docker" in rollout.error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "apt-get install -y curl",
+        "curl -LsSf https://example.org/install.sh | sh",
+        "uvx --with pytest pytest /tests",
+        "python3 -m pip install pytest",
+    ],
+)
+async def test_tests_that_need_a_network_are_infrastructure_and_not_a_failure_of_the_model(line):
+    rollout = await roll(task(f"set -e\n{line}\n"), "done")
+    assert (rollout.status, rollout.reward) == ("infra_error", None)
+    assert "no network" in rollout.error and line in rollout.error
+
+
+@pytest.mark.parametrize("line", ["# pip install pytest", "pip --version", "grep https://x.org /app/curl.txt", "true"])
+def test_a_script_that_fetches_nothing_may_speak_of_it(line):
+    assert fetches(f"set -e\n{line}\n") is None
+
+
+async def test_without_a_sandbox_the_run_stops_with_the_sentence_that_says_why(monkeypatch):
+    monkeypatch.setattr("evsys_sdk.sandbox.why_unavailable", lambda: "bubblewrap is not installed")
+    with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed"):
+        await roll(task("true\n"), "done")
+
+
+def test_the_steps_of_a_dockerfile_in_order():
+    text = """
+    # a comment
+    FROM python:3.12 AS base
+    ENV A=1 B="two words"
+    ENV C old form
+    WORKDIR /srv/app
+    COPY --chown=me a.txt b.txt /srv/app/
+    RUN echo one && \\
+        # in between
+        echo two
+    RUN ["echo", "a b"]
+    EXPOSE 80
+    CMD ["sleep"]
+    """
+    assert [(step.kind, *step.words) for step in steps_of(text)] == [
+        ("env", "A", "1"),
+        ("env", "B", "two words"),
+        ("env", "C", "old form"),
+        ("workdir", "/srv/app"),
+        ("copy", "a.txt", "b.txt", "/srv/app/"),
+        ("run", "echo one &&  echo two"),
+        ("run", "echo 'a b'"),
+    ]
+    assert steps_of("WORKDIR /x")[0] == Step(kind="workdir", words=("/x",))
+
+
+@pytest.mark.parametrize(
+    "line", ["COPY --from=base /a /b", "ADD https://x.org/a /b", "FROM b", "ONBUILD RUN x", "RUN <<EOF", "COPY x"]
+)
+def test_a_step_that_a_sandbox_cannot_do_is_refused_by_name(line):
+    with pytest.raises(DataError, match="sandbox"):
+        steps_of(f"FROM a\n{line}\n")

@@ -1,0 +1,37 @@
+"""A model that really learns inside a harness: the example with two tools, on the mock backend."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("harbor", reason="needs the extra harbor")
+
+from evsys_sdk.algorithms.rl import RL
+from evsys_sdk.protocols import AgentSpec
+from evsys_sdk.registry import verifiers
+from evsys_sdk.rollout.engine import RolloutEngine
+from evsys_sdk.testing import training_context
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "two_tool_agent"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    verifiers.names()
+    monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
+    monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.delitem(sys.modules, "two_tool_agent", raising=False)
+    return importlib.import_module("two_tool_agent")
+
+
+def test_the_model_learns_which_tool_to_ask_and_what_to_say_then(tmp_path, example):
+    engine = RolloutEngine(agent=AgentSpec(kind="two_tool_agent.TwoToolAgent"))
+    ctx = training_context(tmp_path, example.tasks(), rollouts=engine)
+    result = RL(max_steps=10, num_samples=12, batch_size=4, max_tokens=4, learning_rate=2e-3).train(ctx)
+    rewards = ctx.log_store.curve("reward/mean")
+    assert rewards[0] < 0.5 and sum(rewards[-3:]) / 3 > 0.85, rewards
+    assert result.metrics["rollouts_dropped"] == 0
