@@ -21,6 +21,7 @@ from evsys_sdk.config.files import load_yaml
 from evsys_sdk.config.models import SCHEMA_VERSION, BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
 from evsys_sdk.config.project import import_extensions, search_folders
 from evsys_sdk.config.source import source_of
+from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame, not_known
 from evsys_sdk.registry import Registry
 
@@ -152,6 +153,7 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
         yield from _check_data(data, place, config)
     yield from _check_best_by(run, config)
     yield from _check_recipe(run)
+    yield from _check_model(run)
     start = run.model.load_checkpoint_path
     if start is not None and "://" not in start and not Path(start).exists():
         yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
@@ -172,6 +174,17 @@ def _check_recipe(run: RunConfig) -> Iterator[Problem]:
         lack = algorithm(**recipe.params).needs(backend(**place.params).offers())
         if lack:
             yield Problem(path="algorithm.kind", value=recipe.kind, message=f"on backend {place.kind!r}: {lack}")
+
+
+def _check_model(run: RunConfig) -> Iterator[Problem]:
+    """A model that the backend knows it cannot find, where it can say so (`model_problem`)."""
+    place = _block("backend", registry.backends, run.backend)
+    if check_block(place):
+        return
+    backend = registry.backends.get(place.kind)
+    why = backend(**place.params).model_problem(run.model.name) if hasattr(backend, "model_problem") else None
+    if why:
+        yield Problem(path="model.name", value=run.model.name, message=why)
 
 
 def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
@@ -213,7 +226,6 @@ def _source_key(data: DataConfig) -> str:
 
 def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig) -> list[Problem]:
     from evsys_sdk.eval.benchmark import sampling_problem, task_problems
-    from evsys_sdk.rollout.engine import refusal
     from evsys_sdk.running.scoring import find_benchmark
 
     problems = []
@@ -225,12 +237,23 @@ def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig
         problems.append(Problem(path=f"{place}.num_samples", message=short, value=entry.num_samples))
     try:
         benchmark = find_benchmark(entry, config)
-        refused = (f"task {task.task_id!r}: {why}" for task in benchmark.tasks if (why := refusal(task)))
+        refused = (f"task {task.task_id!r}: {why}" for task in benchmark.tasks if (why := _cannot_be_done(task)))
         problems += [Problem(path=place, message=text) for text in (*task_problems(benchmark), *islice(refused, 3))]
     except EvsysError as exc:
         key = "id" if entry.id else "path" if entry.path else "name"
         problems.append(Problem(path=f"{place}.{key}", message=str(exc), value=getattr(entry, key)))
     return problems
+
+
+def _cannot_be_done(task: HarborTask) -> str | None:
+    """Why a rollout of this task could not be graded; `task_problems` looks at functions of ours."""
+    from evsys_sdk.rollout.engine import refusal
+    from evsys_sdk.task_dirs import has_own_tests
+    from evsys_sdk.verifiers.grading import grading_problem
+
+    if has_own_tests(task):
+        return refusal(task)
+    return None if isinstance(task.verifier, InProcessVerifier) else grading_problem(task)
 
 
 def ignored_settings(config: ExperimentConfig) -> list[Problem]:

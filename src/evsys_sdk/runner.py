@@ -14,11 +14,14 @@ from evsys_sdk.data.rows import LoadedRows
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, EvsysError, not_known
 from evsys_sdk.protocols import RunContext, RunResult, RunStatus
 from evsys_sdk.record.run_dir import open_run_dir
-from evsys_sdk.rollout.engine import InProcessRolloutEngine
+from evsys_sdk.rollout.engine import RolloutEngine
+from evsys_sdk.rollout.lanes import LaneSettings
+from evsys_sdk.running.http_front import http_front
 from evsys_sdk.running.live import LoopHooks
 from evsys_sdk.running.scoring import Scoring, score_after_training, score_untrained
 from evsys_sdk.running.workbench import RunPlan, Workbench
 from evsys_sdk.training.render import renderer_for
+from evsys_sdk.verifiers.grading import grade
 
 
 def execute_run(plan: RunPlan) -> RunResult:
@@ -96,7 +99,7 @@ def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:
     renderer = None if service is None else renderer_for(run.model, service.get_tokenizer(), run.backend.kind)
     scoring = Scoring(
         config=plan.experiment,
-        engine=InProcessRolloutEngine(),
+        engine=RolloutEngine(grade=grade, settings=LaneSettings(http_front=http_front)),
         seed=plan.run.seed,
         max_tasks=plan.max_tasks,
         renderer=renderer,

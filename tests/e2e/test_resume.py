@@ -202,6 +202,35 @@ def test_weights_that_somebody_removed_are_not_gone_on_from(project, minimal_run
     assert "goes on" not in done.stderr and project.record()["metrics"]["steps"] == 20
 
 
+def test_strict_does_not_blame_a_resumed_run_for_what_was_read_before(project, minimal_run):
+    project.write_tasks("tasks.jsonl")
+    run = minimal_run(
+        algorithm={"kind": "rl", "params": {"max_steps": 3, "batch_size": 2, "num_samples": 2, "max_tokens": 8,
+                                            "temperature": 1.0, "drop_constant_reward": False}},
+        backend__params={"latency_ms": 30},
+        data={"path": "tasks.jsonl"},
+        model={"name": "any"},
+        eval={"enabled": False},
+    )  # fmt: skip
+    path = project.config(run=run, metadata=_benchmark(project))
+    final = project.root / "outputs/r0/checkpoints.json"
+    _kill_when(project, path, lambda: final.exists() and '"final": true' in final.read_text())
+    done = project.evsys("run", path, "--strict")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_moved_output_directory_goes_on_from_its_own_files(project, minimal_run):
+    run = minimal_run(
+        algorithm__params={"max_steps": 20, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
+    )
+    path = project.config(run=run)
+    logged = project.root / "outputs/r0/logs/metrics.jsonl"
+    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 8)
+    (project.root / "outputs").rename(project.root / "moved")
+    done = project.evsys("run", project.config(run=run, output_dir="./moved"), check=True)
+    assert "goes on from step" in done.stderr and str(project.root / "moved") in done.stderr
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_kill_at_any_moment(project, minimal_run, seed):
     run = minimal_run(

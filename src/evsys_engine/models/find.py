@@ -57,6 +57,19 @@ def find_model(
     raise ModelError(f"{name!r} is not a model that can be found here.\n{advice(name)}")
 
 
+def unknown(name: str) -> str | None:
+    """Why no model can be meant by `name`, without fetching or converting anything; None where one may be."""
+    path = Path(name).expanduser()
+    try:
+        if name in BUILT_INS or path.is_file() or (path.is_dir() and _from_directory(name, path)):
+            return None
+    except ModelError as exc:
+        return str(exc)
+    if HUB_ID.match(name) and path.suffix.lower() != ".gguf":
+        return None  # a hub may have it
+    return f"{name!r} is not a model that can be found here.\n{advice(name)}"
+
+
 def _from_directory(name: str, path: Path) -> ModelFolder:
     missing = missing_parts(path)
     if missing:

@@ -69,6 +69,16 @@ class Combo:
                 raise ValueError(f"phase names must differ; twice: {', '.join(twice)}")
             return self
 
+        @model_validator(mode="after")
+        def _one_adapter(self) -> Combo.Config:
+            ranks = {name: _rank_of(phase) for name, phase in zip(names_of(self.phases), self.phases, strict=True)}
+            if len({rank for rank in ranks.values() if rank is not None}) > 1:
+                said = ", ".join(f"{name}: {rank}" for name, rank in ranks.items())
+                raise ValueError(
+                    f"the phases hand one adapter on, so lora_rank must be the same in all of them ({said})"
+                )
+            return self
+
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
 
@@ -103,6 +113,12 @@ class Combo:
                 raise DataError(f"phase {name!r} has data of its own, which only a run from a config can load")
             rows = load(phase.data, f"algorithm.params.phases[{index}].data")
         return Leg(name=name, algorithm=build(phase), rows=rows)
+
+
+def _rank_of(phase: Phase) -> int | None:
+    """The rank that the phase trains with; None where its algorithm has no such setting."""
+    field = getattr(registry.config_model(registry.algorithms.get(phase.algorithm.kind)), "model_fields", {})
+    return phase.algorithm.params.get("lora_rank", field["lora_rank"].default) if "lora_rank" in field else None
 
 
 def build(phase: Phase) -> Any:

@@ -12,16 +12,17 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
 from evsys_sdk.errors import BackendError
-from evsys_sdk.protocols import Rollout, RolloutEngine, RunContext
+from evsys_sdk.protocols import AgentSpec, Rollout, RolloutEngine, RunContext
 from evsys_sdk.surface import SamplingClient, SamplingParams, TrainingService, derive_seed
 from evsys_sdk.training.batch import RowOrder
 from evsys_sdk.training.prompts import Prompt
 from evsys_sdk.training.rollout_data import Gated, Group, gate, rollout_metrics
 from evsys_sdk.training.rollout_log import log_rollouts
+from evsys_sdk.training.rollout_weights import RolloutWeights
 
 GIVE_UP_AFTER = 3
 """Steps in a row without one usable rollout: then something is broken, and going on would only look like training."""
@@ -38,8 +39,19 @@ class OnPolicyParams(LoopParams):
     """Of the rollouts. Logprobs are the model's own, so anything but 1 makes the data slightly off-policy."""
     async_steps: int = Field(default=0, ge=0)
     """How many steps old the weights may be that make the rollouts; above 0, rolling out and training overlap."""
+    agent_import_path: str | None = None
+    """The agent that the model works in: a registered name, or where a harbor BaseAgent is (my_project.agents.ToolUse).
+    Without one it answers once."""
+    agent_params: dict[str, Any] = Field(default_factory=dict)
+    """What the agent is made with."""
     log_rollouts: int = Field(default=8, ge=0)
     """Rollouts per step that are written to logs/training/rollouts.jsonl."""
+
+    @model_validator(mode="after")
+    def _params_of_an_agent(self) -> OnPolicyParams:
+        if self.agent_params and self.agent_import_path is None:
+            raise ValueError("agent_params are those of an agent: set agent_import_path too")
+        return self
 
 
 class OnPolicyAlgorithm(BaseAlgorithm):
@@ -54,8 +66,6 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         super().__init__(**params)
         self.ahead: dict[int, asyncio.Task[list[Group]]] = {}
         """Rollouts under way, by the step that will learn from them; the event loop's end stops those left over."""
-        self.weights_of: dict[int, int] = {}
-        """Step -> after which step the weights were saved that roll out for it."""
         self.empty_steps = 0
         self.totals = {"rollouts": 0.0, "rollouts_dropped": 0.0, "steps_skipped": 0.0}
         self.rewards: list[float] = []
@@ -70,6 +80,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         size = self.cfg.batch_size * self.cfg.grad_accumulation
         self.order = RowOrder(len(self.prompts), batch_size=size, seed=ctx.seed)
         self.last_step = self._plan(ctx).total_steps
+        self.weights = RolloutWeights(backend)
         self._saved: tuple[int, str] | None = None
 
     def steps_per_epoch(self) -> int:
@@ -84,22 +95,37 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             self._saved = (step, await self.client.save_weights_for_sampler(f"rollout-{step - 1:06d}"))
         return self._saved[1]
 
-    async def sampler_before(self, step: int) -> SamplingClient:
-        return await self.service.create_sampling_client(await self.weights_before(step))
+    async def start_weights(self, name: str) -> str:
+        """Where a sampler finds the weights that training starts with; to be asked for in `setup`. They stay."""
+        return await self.client.save_weights_for_sampler(name)
 
     async def roll_out(self, step: int) -> tuple[list[Group], dict[str, float]]:
         """The rollouts `step` may learn from, task by task, and what they were like."""
         due = [s for s in range(step, min(step + self.cfg.async_steps, self.last_step) + 1) if s not in self.ahead]
         if due:
-            sampler = await self.sampler_before(step)
-            for each in due:
-                self.weights_of[each] = step - 1
-                self.ahead[each] = asyncio.create_task(self._roll_out(each, sampler))
+            self._begin(due, await self.weights.open(await self.weights_before(step), step, due))
         groups = await self.ahead.pop(step)
+        lag = await self.weights.done(step)
         gated = gate(groups, rewards=self.needs_reward)
-        metrics = rollout_metrics(groups, gated) | {"rollout_lag": step - 1 - self.weights_of.pop(step)}
+        metrics = rollout_metrics(groups, gated) | {"rollout_lag": lag}
         self._note(step, groups, gated, metrics)
         return gated.groups, metrics
+
+    def _begin(self, steps: list[int], sampler: SamplingClient) -> None:
+        for step in steps:
+            self.ahead[step] = asyncio.create_task(self._roll_out(step, sampler))
+
+    async def progress(self) -> dict[str, Any]:
+        """Totals so far, and the weights of the rollouts under way, so that a resumed run makes the same ones again."""
+        so_far = {"totals": dict(self.totals), "rewards": list(self.rewards), "empty_steps": self.empty_steps}
+        return so_far | {"rollout_weights": self.weights.progress()}
+
+    async def restore(self, progress: dict[str, Any]) -> None:
+        self.totals, self.rewards = dict(progress["totals"]), list(progress["rewards"])
+        self.empty_steps = progress["empty_steps"]
+        await self.weights.restore(progress["rollout_weights"])
+        for step, source in self.weights.of_step.items():
+            self._begin([step], source.sampler)
 
     async def _roll_out(self, step: int, sampler: SamplingClient) -> list[Group]:
         sampling = SamplingParams(
@@ -114,11 +140,16 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             renderer=self.renderer,
             sampling=sampling,
             num_samples=self.cfg.num_samples,
+            **self._agent(),
         )
         return [
             group if prompt.judged else [replace(rollout, reward=None) for rollout in group]
             for group, prompt in zip(groups, prompts, strict=True)
         ]
+
+    def _agent(self) -> dict[str, AgentSpec]:
+        path, params = self.cfg.agent_import_path, self.cfg.agent_params
+        return {} if path is None else {"agent": AgentSpec(kind=path, params=params)}
 
     def _note(self, step: int, groups: list[Group], gated: Gated, metrics: dict[str, float]) -> None:
         every = [rollout for group in groups for rollout in group]

@@ -104,7 +104,7 @@ class RL(OnPolicyAlgorithm):
         names = [prompt.task.task_id for prompt in self.prompts_of(step)]
         if not chosen:
             return TrainingBatch([], metrics=self.skipped(metrics), row_ids=names)
-        data, about_kl = await self.policy_data(chosen)
+        data, about_kl = await self.policy_data(chosen, asked=len(names) * self.cfg.num_samples)
         return TrainingBatch(
             data,
             loss_fn=self.cfg.loss,
@@ -115,12 +115,12 @@ class RL(OnPolicyAlgorithm):
             loss_scale=1.0,
         )
 
-    async def policy_data(self, groups: list[Group]) -> tuple[list[Datum], dict[str, float]]:
+    async def policy_data(self, groups: list[Group], *, asked: int) -> tuple[list[Datum], dict[str, float]]:
         """Every turn of every rollout, each written token with the advantage of its rollout."""
         rollouts = [rollout for group in groups for rollout in group]
         advantages = [advantage for group in groups for advantage in self.advantage(rewards_of(group))]
         how = self.cfg.loss_normalisation or USUAL_NORMALISATION[self.cfg.advantage]
-        weights = token_weights(list(map(length_of, rollouts)), how, max_tokens=self.cfg.max_tokens)
+        weights = token_weights(list(map(length_of, rollouts)), how, asked=asked, max_tokens=self.cfg.max_tokens)
         turns = _turns(rollouts, advantages, weights)
         penalties, metrics = await self.penalties([turn for turn, _, _ in turns])
         data = [

@@ -18,10 +18,9 @@ from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import DataError
 from evsys_sdk.protocols import RunContext, Turn
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, SamplingClient, TrainingService
+from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, SamplingClient, TrainingService, let_go
 from evsys_sdk.training.advantages import differences, kl_penalty, mean_of
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.checkpoints import manifest_path
 from evsys_sdk.training.prompts import Prompt, read_prompts
 from evsys_sdk.training.rollout_data import entropy_of, policy_datum, sampling_drift, soft_target_datum, written
 from evsys_sdk.training.teachers import AveragingService, MovingAverage, completion_logprobs, completion_top_k
@@ -86,13 +85,20 @@ class SDFT(OnPolicyAlgorithm):
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         await super().setup(ctx, backend)
-        start = None if self.cfg.teacher == "base" else await self.weights_before(1)
+        start = None if self.cfg.teacher == "base" else await self.start_weights("teacher-000000")
         self.teacher = await backend.create_sampling_client(start)
         self.average: MovingAverage | None = None
         if self.cfg.teacher == "ema" and start is not None:
-            book = manifest_path(ctx).with_name("teachers.json")
-            service = cast(AveragingService, backend)
-            self.average = MovingAverage(service, start=start, decay=self.cfg.ema_decay, book=book)
+            self.average = MovingAverage(cast(AveragingService, backend), start=start, decay=self.cfg.ema_decay)
+
+    async def progress(self) -> dict[str, Any]:
+        about_teacher = {} if self.average is None else {"teacher": self.average.progress()}
+        return await super().progress() | about_teacher
+
+    async def restore(self, progress: dict[str, Any]) -> None:
+        await super().restore(progress)
+        if self.average is not None:
+            self.average.restore(progress["teacher"])
 
     async def build_batch(self, step: int) -> TrainingBatch:
         teacher = await self.teacher_at(step)
@@ -130,7 +136,8 @@ class SDFT(OnPolicyAlgorithm):
     async def teacher_at(self, step: int) -> SamplingClient:
         """The teacher of this step; `ema` first takes in a little of the student."""
         if self.average is not None and step > 1:
-            path = await self.average.at(step, await self.weights_before(step))
+            path = await self.average.follow(await self.weights_before(step), step)
+            let_go(self.teacher)
             self.teacher = await self.service.create_sampling_client(path)
         return self.teacher
 

@@ -43,7 +43,7 @@ class LocalBackend:
     requires: ClassVar = {"torch": "local", "transformers": "local"}
 
     class Config(Params):
-        device: str = "auto"
+        device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
         """`cpu`, `cuda`, `cuda:1`; auto takes a GPU if there is one."""
         dtype: Literal["auto", "float32", "bfloat16"] = "auto"
         """auto takes bfloat16 only where the machine is fast at it."""
@@ -57,6 +57,12 @@ class LocalBackend:
 
     def offers(self) -> Capabilities:
         return LocalService.capabilities
+
+    def model_problem(self, name: str) -> str | None:
+        """Why a model of this name cannot be had here, as far as that is known without fetching it."""
+        from evsys_engine.models.find import unknown
+
+        return unknown(name)
 
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         for module, extra in self.requires.items():
@@ -202,7 +208,11 @@ class LocalTrainingClient:
         )
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Awaitable[ForwardBackwardOutput]:
-        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), loss_fn)))
+        def blamed(data: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+            with blame(BackendError, "the custom loss"):
+                return loss_fn(data, logprobs)
+
+        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), blamed)))
 
     def optim_step(self, adam_params: AdamParams) -> Awaitable[OptimStepOutput]:
         from evsys_engine.types import AdamSettings

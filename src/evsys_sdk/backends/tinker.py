@@ -74,6 +74,8 @@ class TinkerBackend:
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         tinker = need("tinker", extra="tinker")
         url = self.cfg.base_url or _hosted_url()
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise BackendError(f"base_url {url!r} is no address; it looks like http://127.0.0.1:8000")
         key = api_key(self.cfg.base_url, self.cfg.api_key_env, os.environ)
         features = ask_features(url, key, self.cfg.timeout_seconds)
         watch = Watch(url, self.cfg.timeout_seconds)
@@ -121,8 +123,6 @@ def ask_features(
     answers in time: asked before the client is, which would try for minutes whatever is wrong with the address."""
     import requests
 
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise BackendError(f"base_url {url!r} is no address; it looks like http://127.0.0.1:8000")
     began, tries = time.monotonic(), 0
     while True:
         try:

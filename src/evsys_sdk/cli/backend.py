@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from evsys_sdk.backends.check import Finding
 
 
+CHECK_SECONDS = 20.0
+
+
 def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser("backend", help="try a backend", description="Look at training backends.")
     own = parser.add_subparsers(dest="backend_verb", metavar="<verb>", required=True)
@@ -76,7 +79,9 @@ def _params(args: argparse.Namespace) -> dict[str, Any]:
     from evsys_sdk.config.document import parse_value
     from evsys_sdk.errors import EvsysError
 
-    params: dict[str, Any] = {} if args.base_url is None else {"base_url": args.base_url}
+    # A person waits for the answer: a server that is not there is not waited for as long as in a run.
+    server = {"base_url": args.base_url, "timeout_seconds": CHECK_SECONDS}
+    params: dict[str, Any] = {} if args.base_url is None else server
     for text in args.params:
         key, equals, value = text.partition("=")
         if not equals:

@@ -26,7 +26,7 @@ class Strict(Tracked, BaseModel):
 class Params(Tracked, BaseModel):
     """Base for an extension's `Config`. Optional: any pydantic model works."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 def _not_blank(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk.errors import BackendError, DataError
+from evsys_sdk.logs import get_logger
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import set_aside
 from evsys_sdk.training.checkpoints import MANIFEST_FILE, STAGES, Checkpoint, manifests_in, stage_folder
@@ -27,7 +28,10 @@ def begin_or_resume(
         if aside:
             carry_over(aside, run_dir, lambda stage, step: step <= _step(reached, stage))
         return earlier, True
-    set_aside(run_dir)
+    aside = set_aside(run_dir)
+    if earlier and aside:
+        say = "%s begins anew: the interrupted attempt left no whole checkpoint to go on from (it is kept in %s)"
+        get_logger(__name__).warning(say, run_id, aside)
     return journal.begin(run_id, fingerprint), False
 
 

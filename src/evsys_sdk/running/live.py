@@ -20,6 +20,7 @@ from evsys_sdk.record.journal import Event, RunJournal
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.scoring import Scoring
 from evsys_sdk.surface import SamplingClient
+from evsys_sdk.training.checkpoints import with_paths, without_paths
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class LoopHooks:
         return [result for result in self.results if result.stage == self.stage]
 
     def train_start(self, total_steps: int | None) -> None:
-        self.callbacks.on_train_start(self.ctx, total_steps)
+        self.callbacks.on_train_start(self.ctx, None if total_steps is None else self.first_step + total_steps)
 
     async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
         self.steps = self.first_step + step
@@ -101,7 +102,8 @@ class LoopHooks:
             sampler = await snapshot()
             save = getattr(snapshot, "save_for_sampler", None)
             if save is not None:
-                self.journal.add("snapshot", {"path": await save()}, at=self.steps)
+                path = without_paths(await save(), self.ctx.output_dir.absolute())
+                self.journal.add("snapshot", {"path": path}, at=self.steps)
             for entry in due:
                 self._start(entry, sampler, self.steps)
         self.stop.check()
@@ -183,7 +185,9 @@ class LoopHooks:
 
     async def _score_what_is_missing(self, events: list[Event], after: int, upto: int, last: KeptWeights) -> None:
         """Evaluations that were under way when the earlier attempt ended, on the weights they were meant for."""
-        paths = {event.at: event.data["path"] for event in events if event.kind == "snapshot"} | {upto: last.sampler}
+        home = self.ctx.output_dir.absolute()
+        taken = {event.at: with_paths(event.data["path"], home) for event in events if event.kind == "snapshot"}
+        paths = taken | {upto: last.sampler}
         done = {(result.split, result.name, result.step) for result in self.of_this_stage()}
         service = self.ctx.extras["backend_handles"]["service"]
         for at in range(max(after, self.first_step) + 1, upto + 1):

@@ -39,6 +39,9 @@ class Parts:
         return instance
 
     def unread(self) -> Iterator[str]:
-        """Places of params that were given and never read."""
+        """Places of params that were given and that no extension built for that place has read."""
+        of_place: dict[str, list[set[str]]] = {}
         for place, kept in self.settings:
-            yield from (f"{place}.params.{path}" for path in unread(kept))
+            of_place.setdefault(place, []).append(set(unread(kept)))
+        for place, found in of_place.items():
+            yield from (f"{place}.params.{path}" for path in sorted(set.intersection(*found)))

@@ -195,10 +195,14 @@ class Workbench:
         return await self.service.create_sampling_client(path)
 
     def unread_settings(self) -> list[str]:
-        """Settings of this run that were given and that nothing read, by their names in the config file."""
+        """Settings of this run that were given and that nothing read, by their names in the config file. Of a resumed
+        run it is not known what training and scoring read before the interruption."""
         source = source_of(self.plan.experiment)
         found = [source.in_run(self.plan.index, path) for path in unread(self.plan.run)]
+        before = ("algorithm.", "eval.") if self.resumed else ()
         for path in self.parts.unread():
+            if path.startswith(before):
+                continue
             shared = path.startswith(("data_store.", "log_store."))
             found.append(path if shared else source.in_run(self.plan.index, path))
         return list(dict.fromkeys([*found, *self.plan.ignored]))

@@ -65,15 +65,15 @@ def is_constant(rewards: Sequence[float]) -> bool:
     return max(rewards) == min(rewards)
 
 
-def token_weights(lengths: Sequence[int], how: Normalisation, *, max_tokens: int) -> list[float]:
+def token_weights(lengths: Sequence[int], how: Normalisation, *, asked: int, max_tokens: int) -> list[float]:
     """What one token of each rollout counts: `token` lets all tokens of the batch count the same, `sequence` all
-    rollouts, `constant` divides by rollouts x `max_tokens`, so that a longer rollout weighs more but its tokens do not
-    weigh less."""
+    rollouts, `constant` divides by the rollouts that were `asked` for x `max_tokens`: neither a rollout's length nor
+    what became of the others changes what its tokens weigh."""
     if how == "token":
         return [1.0 / sum(lengths)] * len(lengths)
     if how == "sequence":
         return [1.0 / (len(lengths) * length) for length in lengths]
-    return [1.0 / (len(lengths) * max_tokens)] * len(lengths)
+    return [1.0 / (asked * max_tokens)] * len(lengths)
 
 
 def differences(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> list[list[float]]:

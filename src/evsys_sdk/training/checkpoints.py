@@ -64,7 +64,7 @@ class Checkpoint:
     @property
     def is_there(self) -> bool:
         """False when its files are on this machine and somebody has removed them; a server's word is taken."""
-        return not self.state.startswith("/") or Path(self.state).exists()
+        return all(Path(path).exists() for path in (self.state, self.sampler) if path.startswith("/"))
 
 
 class Manifest:
@@ -78,11 +78,18 @@ class Manifest:
         """The folder of the stage that these are the checkpoints of; None for those of a run without stages."""
         return self.path.parent.name if self.path.parent.parent.name == STAGES else None
 
+    @property
+    def run_dir(self) -> Path:
+        """Paths below it are written without it: a run directory can be moved or copied."""
+        return (self.path.parent if self.stage is None else self.path.parents[2]).absolute()
+
     @classmethod
     def load(cls, path: Path) -> Manifest:
         """The manifest at `path`; empty when there is none."""
+        manifest = cls(path)
         try:
-            return cls(path, [Checkpoint(**entry) for entry in json.loads(path.read_text())["checkpoints"]])
+            told = with_paths(json.loads(path.read_text()), manifest.run_dir)
+            return cls(path, [Checkpoint(**entry) for entry in told["checkpoints"]])
         except FileNotFoundError:
             return cls(path)
         except (ValueError, KeyError, TypeError) as exc:
@@ -104,10 +111,18 @@ class Manifest:
         self._put(last)
         return last
 
+    def whole(self) -> list[Checkpoint]:
+        """The checkpoints that can be trusted, the newest first."""
+        return [found for found in reversed(self.checkpoints) if found.complete and found.is_there]
+
     def last_complete(self) -> Checkpoint | None:
         """The newest checkpoint that can be trusted."""
-        whole = [checkpoint for checkpoint in self.checkpoints if checkpoint.complete and checkpoint.is_there]
-        return max(whole, key=lambda checkpoint: checkpoint.step, default=None)
+        return next(iter(self.whole()), None)
+
+    def distrust(self, *, after: int) -> None:
+        """Later weights than those of step `after` have turned out to be spoilt."""
+        for found in [found for found in self.checkpoints if found.step > after]:
+            self._put(replace(found, complete=False))
 
     def of_step(self, step: int) -> Checkpoint | None:
         return next((found for found in self.checkpoints if found.step == step and found.complete), None)
@@ -115,4 +130,23 @@ class Manifest:
     def _put(self, new: Checkpoint) -> None:
         others = [checkpoint for checkpoint in self.checkpoints if checkpoint.step != new.step]
         self.checkpoints = sorted([*others, new], key=lambda checkpoint: checkpoint.step)
-        write_json(self.path, {"checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints]})
+        told = {"checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints]}
+        write_json(self.path, without_paths(told, self.run_dir))
+
+
+def without_paths(value: Any, folder: Path) -> Any:
+    """JSON data in which every path below `folder` begins with `./` instead."""
+    if isinstance(value, str):
+        return f"./{value.removeprefix(f'{folder}/')}" if value.startswith(f"{folder}/") else value
+    if isinstance(value, dict):
+        return {key: without_paths(item, folder) for key, item in value.items()}
+    return [without_paths(item, folder) for item in value] if isinstance(value, list) else value
+
+
+def with_paths(value: Any, folder: Path) -> Any:
+    """What `without_paths` was given, for the place where `folder` is now."""
+    if isinstance(value, str):
+        return f"{folder}/{value[2:]}" if value.startswith("./") else value
+    if isinstance(value, dict):
+        return {key: with_paths(item, folder) for key, item in value.items()}
+    return [with_paths(item, folder) for item in value] if isinstance(value, list) else value

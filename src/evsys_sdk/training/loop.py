@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from evsys_sdk.errors import BackendError, BackendUnavailable, not_known
+from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import KeptWeights, RunContext
 from evsys_sdk.surface import (
     AdamParams,
@@ -221,9 +222,8 @@ class Loop:
 
     async def _resume(self) -> bool:
         """Take up what an earlier attempt left; True when training had ended there."""
-        last = self.manifest.last_complete()
+        last = await self._load_last()
         if last:
-            await self.client.load_state(last.state, optimizer=True)
             if isinstance(self.builder, Resumable):
                 await self.builder.restore(last.progress)
             self.result.take_up(last)
@@ -234,6 +234,18 @@ class Loop:
         if last and last.final:
             self.result.stopped = last.stopped
         return last is not None and (last.final or self.result.stopped is not None)
+
+    async def _load_last(self) -> Checkpoint | None:
+        """The newest checkpoint that the backend can load, loaded."""
+        for found in self.manifest.whole():
+            try:
+                await self.client.load_state(found.state, optimizer=True)
+                return found
+            except BackendUnavailable:
+                raise
+            except BackendError as exc:
+                get_logger(__name__).warning("the checkpoint of step %d cannot be loaded: %s", found.step, exc)
+        return None
 
     async def _save(self) -> None:
         weights, result = self.weights, self.result
@@ -333,9 +345,11 @@ def _refuse_nan(step: int, metrics: dict[str, float], batch: TrainingBatch, mani
     bad = [key for key in ("loss:sum", "grad_norm") if not math.isfinite(metrics.get(key, 0.0))]
     if not bad:
         return
+    # Weights that gave a finite loss are good. A loss that is not finite may be the fault of the step before.
+    manifest.distrust(after=step - 2 if bad[0] == "loss:sum" else step - 1)
     last = manifest.last_complete()
     raise BackendError(
-        f"step {step}: {bad[0]} is {metrics[bad[0]]}, so the weights are spoilt; rows of this batch: "
+        f"step {step}: {bad[0]} is {metrics[bad[0]]}: these rows or the step before spoilt it; rows of this batch: "
         f"{', '.join(batch.row_ids) or 'not known'}; last good checkpoint: {last.state if last else 'none'}; "
         "look at these rows, or lower learning_rate"
     )

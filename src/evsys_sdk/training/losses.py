@@ -6,6 +6,7 @@ Tinker's: sums over tokens, never means, so that gradients of several calls simp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,11 @@ def settings_of(name: str, given: Mapping[str, float] | None) -> dict[str, float
     for key in given or {}:
         if key not in defaults:
             raise BackendError(f"loss_fn_config of {name}: " + not_known(str(key), "setting", defaults))
-    return {**defaults, **(given or {})}
+    settings = {**defaults, **(given or {})}
+    low, high = settings.get("clip_low_threshold", 0.0), settings.get("clip_high_threshold", math.inf)
+    if low > high:
+        raise BackendError(f"loss_fn_config of {name}: clip_low_threshold {low} is above clip_high_threshold {high}")
+    return settings
 
 
 def read_targets(datum: Datum, index: int, vocab_size: int) -> tuple[Array, Array]:

@@ -7,15 +7,12 @@ weights give the completion's own tokens, or the tokens they would have liked be
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-from evsys_sdk.atomic import write_json
 from evsys_sdk.errors import BackendError
 from evsys_sdk.protocols import Turn
-from evsys_sdk.surface import ModelInput, SamplingClient, SamplingParams, TrainingService
+from evsys_sdk.surface import ModelInput, SamplingClient, SamplingParams, TrainingService, discard_weights
 
 
 class AveragingService(TrainingService, Protocol):
@@ -26,28 +23,32 @@ class AveragingService(TrainingService, Protocol):
 
 class MovingAverage:
     """A teacher that follows the student slowly: at each step it keeps `decay` of itself and takes the rest from the
-    student. Its weights are noted in a file, so that an interrupted run goes on with the teacher it had."""
+    student. Weights that it has left behind are deleted, unless a checkpoint speaks of them."""
 
-    def __init__(self, service: AveragingService, *, start: str, decay: float, book: Path):
-        self.service, self.decay, self.book = service, decay, book
-        self.paths = {1: start}
-        """Step -> the weights that teach in it."""
+    def __init__(self, service: AveragingService, *, start: str, decay: float):
+        self.service, self.decay = service, decay
+        self.path = start
+        """The weights that teach now."""
+        self.kept = {start}
+        """What must not be deleted: the start, and the teacher of the last checkpoint."""
 
-    async def at(self, step: int, student: str) -> str:
+    async def follow(self, student: str, step: int) -> str:
         """The weights that teach in `step`, given the student's before it."""
-        paths = [self._before(step), student]
-        name = f"teacher-{step - 1:06d}"
-        self.paths[step] = await self.service.average_weights(paths, [self.decay, 1 - self.decay], name)
-        write_json(self.book, self.paths)
-        return self.paths[step]
+        before, shares = self.path, [self.decay, 1 - self.decay]
+        self.path = await self.service.average_weights([before, student], shares, f"teacher-{step - 1:06d}")
+        if before not in self.kept:
+            await discard_weights(self.service, before)
+        return self.path
 
-    def _before(self, step: int) -> str:
-        if step - 1 not in self.paths and self.book.exists():
-            noted = {int(key): path for key, path in json.loads(self.book.read_text()).items()}
-            self.paths = {key: path for key, path in noted.items() if key < step}
-        if step - 1 not in self.paths:
-            raise BackendError(f"the averaged teacher of step {step - 1} is lost ({self.book}); start the run anew")
-        return self.paths[step - 1]
+    def progress(self) -> str:
+        """Which weights teach now; the checkpoint that keeps this needs them."""
+        self.kept.add(self.path)
+        return self.path
+
+    def restore(self, path: str) -> None:
+        """Go on with the teacher that `progress` told of."""
+        self.path = path
+        self.kept.add(path)
 
 
 async def logprobs_of(sampler: SamplingClient, turns: Sequence[Turn]) -> list[list[float]]:

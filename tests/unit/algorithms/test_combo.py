@@ -7,8 +7,10 @@ import pytest
 from evsys_sdk.algorithms.combo import Combo
 from evsys_sdk.algorithms.sft import SFT
 from evsys_sdk.backends.mock import MockBackend
+from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, ConfigError, DataError
+from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.registry import algorithms
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
@@ -229,3 +231,28 @@ def test_every_setting_is_read(tmp_path):
     forget(algorithm.cfg)
     algorithm.train(_context(tmp_path))
     assert list(unread(algorithm.cfg)) == ["phases[1].data.source_kind"]  # which the loader reads, here a stand-in
+
+
+def test_a_phases_missing_file_and_ignored_setting_are_found_before_anything_runs():
+    phases = [
+        {"algorithm": {"kind": "sft"}, "data": {"path": "nowhere.jsonl"}},
+        {"algorithm": {"kind": "sft"}, "name": "b", "data": {"source_kind": "in_memory", "rows": [{}], "path": "x"}},
+        {"algorithm": {"kind": "sft"}, "name": "c", "data": "not a block"},
+    ]
+    run = {
+        "name": "r",
+        "data": {"source_kind": "in_memory", "rows": [{"prompt": "a", "completion": "b"}]},
+        "model": {"name": "m"},
+        "algorithm": {"kind": "combo", "params": {"phases": phases}},
+    }
+    config = ExperimentConfig.model_validate({"name": "e", "run": run})
+    problems = {problem.path: problem.message for problem in deep_problems(config)}
+    assert "nowhere.jsonl" in problems["runs[0].algorithm.params.phases[0].data.path"]
+    ignored = {problem.path: problem.message for problem in ignored_settings(config)}
+    assert "source_kind is in_memory" in ignored["runs[0].algorithm.params.phases[1].data.path"]
+
+
+def test_phases_with_different_ranks_are_refused_before_any_trains():
+    wider = {"kind": "sft", "params": {**SFT_BLOCK["params"], "lora_rank": 32}}
+    with pytest.raises(ValueError, match=r"lora_rank must be the same in all of them \(sft_1: \d+, sft_2: 32\)"):
+        Combo(phases=_phases(SFT_BLOCK, wider))

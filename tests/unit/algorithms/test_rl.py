@@ -315,7 +315,7 @@ def test_some_rollouts_of_each_step_are_written_down(tmp_path):
         ({"loss": "ppo", "loss_fn_config": {"clip_low": 0.8}}, "clip_low.*closest: clip_low_threshold"),
         ({"loss": "pppo"}, "must be one of importance_sampling, ppo, cispo; closest: ppo"),
         ({"temperature": 0.0}, "greater than 0"),
-        ({"agent_import_path": "x"}, "unknown key"),
+        ({"agent_params": {"a": 1}}, "set agent_import_path too"),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused_at_validation(params, said):

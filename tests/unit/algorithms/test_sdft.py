@@ -148,7 +148,7 @@ def test_the_start_is_the_teacher_however_far_the_student_goes(tmp_path, followe
     assert paths["start"] == []
     assert [shares for _, shares, _ in paths["ema"]] == [[0.5, 0.5]] * 3
     teachers = [before for (before, _), _, _ in paths["ema"]]
-    assert "rollout-000000" in teachers[0] and "teacher-000001" in teachers[1] and "teacher-000002" in teachers[2]
+    assert "teacher-000000" in teachers[0] and "teacher-000001" in teachers[1] and "teacher-000002" in teachers[2]
 
 
 @pytest.mark.parametrize(

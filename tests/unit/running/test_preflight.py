@@ -50,3 +50,26 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(tmp_pa
     monkeypatch.setattr(preflight, "_is_installed", lambda module: module != "torch")
     found = _problems(tmp_path, backend={"kind": "local"}, model={"name": "tiny-random"})
     assert found == [("run.backend.kind", "needs torch: pip install 'evsys-sdk[local]'")]
+
+
+def test_a_model_that_nobody_has_is_said_with_what_would_do(tmp_path):
+    pytest.importorskip("torch")
+    ((path, message),) = _problems(tmp_path, backend={"kind": "local"}, model={"name": "smollm2-135m"})
+    assert path == "run.model.name" and "a built-in model: smollm2-135m-instruct" in message
+    assert _problems(tmp_path, backend={"kind": "local"}, model={"name": "Qwen/Qwen3-0.6B"}) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "settings", "place"),
+    [
+        ("backend", {"kind": "local", "params": {"device": "tpu"}}, "run.backend.params.device"),
+        ("algorithm", {"kind": "sft", "params": {"learning_rate": float("inf")}}, "run.algorithm.params.learning_rate"),
+        (
+            "algorithm",
+            {"kind": "rl", "params": {"loss": "ppo", "loss_fn_config": {"clip_low_threshold": 2.0}}},
+            "run.algorithm.params",
+        ),
+    ],
+)
+def test_a_number_or_word_that_makes_no_sense_is_located(tmp_path, block, settings, place):
+    assert [path for path, _ in _problems(tmp_path, **{block: settings})] == [place]

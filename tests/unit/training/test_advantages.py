@@ -63,15 +63,16 @@ def test_a_constant_group_has_one_reward():
 
 def test_token_weights_let_tokens_rollouts_or_neither_count_the_same():
     lengths = [1, 3]
-    assert token_weights(lengths, "token", max_tokens=10) == [0.25, 0.25]
-    assert token_weights(lengths, "sequence", max_tokens=10) == pytest.approx([0.5, 0.5 / 3])
-    assert token_weights(lengths, "constant", max_tokens=10) == [0.05, 0.05]
+    assert token_weights(lengths, "token", asked=4, max_tokens=10) == [0.25, 0.25]
+    assert token_weights(lengths, "sequence", asked=4, max_tokens=10) == pytest.approx([0.5, 0.5 / 3])
+    assert token_weights(lengths, "constant", asked=4, max_tokens=10) == [0.025, 0.025]
+    assert token_weights([1], "constant", asked=4, max_tokens=10) == [0.025]  # whatever became of the others
 
 
 @pytest.mark.parametrize("how", ["token", "sequence"])
 def test_all_weight_of_a_batch_is_one(how):
     lengths = [2, 5, 9]
-    weights = token_weights(lengths, how, max_tokens=10)
+    weights = token_weights(lengths, how, asked=4, max_tokens=10)
     assert sum(w * n for w, n in zip(weights, lengths, strict=True)) == pytest.approx(1.0)
 
 

@@ -34,6 +34,28 @@ def test_beginning_a_step_again_takes_the_trust_away(tmp_path):
     assert Manifest.load(manifest.path).last_complete() is None
 
 
+def test_a_run_directory_can_be_moved(tmp_path):
+    for path in ("a/checkpoints.json", "a/stages/one/checkpoints.json"):
+        weights = tmp_path / "a/weights/w"
+        weights.mkdir(parents=True, exist_ok=True)
+        Manifest(tmp_path / path).complete(
+            Checkpoint(step=1, state=str(weights), sampler="tinker://x", progress={"paths": [str(weights)]})
+        )
+    (tmp_path / "a").rename(tmp_path / "b")
+    home = str(tmp_path / "b/weights/w")
+    for path in ("b/checkpoints.json", "b/stages/one/checkpoints.json"):
+        last = Manifest.load(tmp_path / path).last_complete()
+        assert (last.state, last.sampler, last.progress) == (home, "tinker://x", {"paths": [home]})
+
+
+def test_a_checkpoint_without_its_sampler_is_not_whole(tmp_path):
+    (tmp_path / "state").mkdir()
+    manifest = Manifest(tmp_path / "checkpoints.json")
+    manifest.complete(Checkpoint(step=1, state="s", sampler="w"))
+    manifest.complete(Checkpoint(step=2, state=str(tmp_path / "state"), sampler=str(tmp_path / "gone")))
+    assert [found.step for found in Manifest.load(manifest.path).whole()] == [1]
+
+
 def test_no_manifest_means_no_checkpoints(tmp_path):
     assert Manifest.load(tmp_path / "checkpoints.json").last_complete() is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -291,7 +292,28 @@ async def test_nan_stops_the_run_naming_step_rows_and_the_last_good_checkpoint(t
         await _run(tmp_path, Poisoned(), total_steps=5, save_every=2)
     said = str(caught.value)
     assert said.startswith("step 3: loss:sum is nan") and "row-a, row-b" in said
-    assert Manifest.load(tmp_path / "checkpoints.json").last_complete().state in said
+    # Step 2's own weights have never been seen to work, so they are not called good.
+    assert "last good checkpoint: none" in said
+    assert Manifest.load(tmp_path / "checkpoints.json").last_complete() is None
+
+
+async def test_weights_that_have_worked_since_are_good(tmp_path):
+    class Poisoned(Builder):
+        async def build_batch(self, step):
+            return TrainingBatch([_datum(weight=math.nan if step == 4 else 1.0)])
+
+    with pytest.raises(BackendError, match=r"last good checkpoint: .*step-000002"):
+        await _run(tmp_path, Poisoned(), total_steps=5, save_every=2)
+
+
+async def test_a_checkpoint_that_cannot_be_loaded_gives_way_to_the_one_before(tmp_path, capfd):
+    await _run(tmp_path, total_steps=4, save_every=2)
+    manifest = Manifest.load(tmp_path / "checkpoints.json")
+    Path(manifest.checkpoints[-1].state).write_bytes(b"torn")
+    builder = Builder()
+    result, _ = await _run(tmp_path, builder, resume=True, total_steps=4)
+    assert builder.steps == [3, 4] and result.steps == 4
+    assert "the checkpoint of step 4 cannot be loaded" in capfd.readouterr().err
 
 
 async def test_a_failing_call_is_raised_and_the_others_are_not_left_unheard(tmp_path):
