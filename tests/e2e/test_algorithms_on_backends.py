@@ -6,13 +6,14 @@ The two learn the same: the config differs in one line, and so do the records.
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import sys
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
+
+from evsys_sdk.errors import ConfigError
 
 pytest.importorskip("torch", reason="needs the extra local")
 
@@ -161,7 +162,6 @@ def test_two_arms_on_two_servers_in_one_experiment(world, backend, tiny_engine, 
         ("topk_prompt_logprobs", SAMPLED, "sdft", "set kl: reverse"),
         ("custom_loss", SHORT, "dpo", "evsys-sdk[local]"),
         ("ppo", {**SAMPLED, "loss": "ppo"}, "rl", "set loss to one of"),
-        ("full_fine_tuning", {**SHORT, "lora_rank": 0}, "sft", "set lora_rank to 1 or more"),
         ("prompt_logprobs", {**SAMPLED, "kl_coef": 0.1}, "rl", "set kl_coef: 0"),
         ("resume", {**SAMPLED, "teacher": "ema"}, "sdft", "set teacher: start"),
     ],
@@ -173,9 +173,21 @@ def test_a_recipe_that_needs_what_a_server_lacks_is_refused_before_anything_is_s
     block["params"]["lacks"] = [lacks]
     data = {"rl": TASKS, "dpo": {"path": "data/pairs.jsonl"}}.get(kind, CHATS)
     seen = len(tinker_server.service.checkpoints.runs())
-    record = _run(world, [_arm("poor", block, params, data, kind)])["poor"]
-    assert record["status"] == "failed" and remedy in record["error"]
-    assert "poor" in json.dumps(record) and not (world.root / "outputs/poor/checkpoints.json").exists()
+    with pytest.raises(ConfigError) as caught:
+        _run(world, [_arm("poor", block, params, data, kind)])
+    (problem,) = caught.value.problems
+    assert remedy in problem.message and problem.path.endswith("algorithm.kind")
+    assert not (world.root / "outputs").exists()
+    assert len(tinker_server.service.checkpoints.runs()) == seen
+
+
+def test_full_fine_tuning_on_a_server_that_cannot_is_refused_before_anything_is_spent(world, backend, tinker_server):
+    block = backend("tinker")
+    block["params"]["lacks"] = ["full_fine_tuning"]
+    seen = len(tinker_server.service.checkpoints.runs())
+    record = _run(world, [_arm("poor", block, {**SHORT, "lora_rank": 0}, CHATS, "sft")])["poor"]
+    assert record["status"] == "failed" and "set lora_rank to 1 or more" in record["error"]
+    assert not (world.root / "outputs/poor/checkpoints.json").exists()
     assert len(tinker_server.service.checkpoints.runs()) == seen and record["metrics"] == {}
 
 
