@@ -2,7 +2,7 @@
 # To choose the interpreter: make test PYTHON=/path/to/python3.12
 
 QUICKSTART      ?= .venv/bin/evsys run examples/quickstart/config.yaml
-QUICKSTART_SETS ?= base
+QUICKSTART_SETS ?= local
 DEV_SETS        ?= dev local tinker
 PYTEST_ARGS     ?= -q -n auto
 PERF            ?= $(sort $(wildcard perf/*.py))

@@ -1,44 +1,176 @@
 """Make the quickstart's rows: which tool does this request need?
 
-Out: `data/train.jsonl`, `data/val/tasks.jsonl`, `data/test/tasks.jsonl`. The sentences of the three are built from
-different templates, so that no evaluation sentence stands in the training rows. Running it gives the committed files
-again, byte for byte.
+Out: `data/train.jsonl`, `data/val/tasks.jsonl`, `data/test/tasks.jsonl`. Each split has wordings and words of its own,
+so an evaluation request is never a training request with a word changed. Running it gives the committed files again,
+byte for byte.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import random
+from itertools import product, zip_longest
 from pathlib import Path
+from string import Formatter
 
 HERE = Path(__file__).parent / "data"
+SPLITS = {"train": 36, "val": 8, "test": 8}
+"""Requests per tool."""
+
 TOOLS = {
-    "GMAIL_SEND": ("email", "mailbox", "inbox"),
-    "CALENDAR_ADD": ("meeting", "appointment", "calendar"),
-    "GITHUB_ISSUE": ("repository", "pull-request", "issue"),
-    "SLACK_POST": ("channel", "slack", "thread"),
-    "DRIVE_UPLOAD": ("document", "spreadsheet", "folder"),
-    "WEATHER_GET": ("weather", "temperature", "forecast"),
+    "mail": {
+        "train": [
+            "Write to {who} that {news}",
+            "Send {who} an email about {topic}",
+            "Reply to the message from {who} about {topic}",
+            "Forward the letter on {topic} to {who}",
+            "Let {who} know by email that {news}",
+            "Draft an email: {news}",
+        ],
+        "val": ["Drop {who} a line by mail, {news}", "Answer {who}'s email on {topic}"],
+        "test": ["Email {who} and say {news}", "I owe {who} a written reply concerning {topic}"],
+    },
+    "calendar": {
+        "train": [
+            "Put {event} on {day} at {hour}",
+            "Schedule {event} for {day}",
+            "Move {event} to {day}, {hour}",
+            "Book a slot on {day} for {event}",
+            "Cancel {event} on {day}",
+            "When am I free on {day}?",
+        ],
+        "val": ["Shift {event} from {day} to the week after", "Reserve {hour} on {day}, it is for {event}"],
+        "test": ["Block {day} from {hour} onwards for {event}", "Which appointments do I have on {day}?"],
+    },
+    "files": {
+        "train": [
+            "Save {paper} in the {room} folder",
+            "Upload {paper} to the drive",
+            "Find {paper} on the drive",
+            "Rename {paper} in the {room} folder",
+            "Give {who} access to {paper}",
+            "Delete the old copy of {paper}",
+        ],
+        "val": ["Where did {who} store {paper}?", "Copy {paper} into the folder of {room}"],
+        "test": ["Download {paper} from the drive for {who}", "Make a folder called {room} and put {paper} there"],
+    },
+    "weather": {
+        "train": [
+            "Will it rain in {city} on {day}?",
+            "How warm is it in {city}?",
+            "Do I need an umbrella in {city}?",
+            "What is the forecast for {city} on {day}?",
+            "Is it snowing in {city}?",
+            "How windy will {city} be on {day}?",
+        ],
+        "val": ["Should I expect sun in {city} on {day}?", "What temperature does {city} have at {hour}?"],
+        "test": ["Tell me if {city} gets a storm on {day}", "Is it going to be cold in {city} by {hour}?"],
+    },
+    "maps": {
+        "train": [
+            "How do I get from {city} to {other}?",
+            "Show the way to {place} in {city}",
+            "How far is {city} from {other}?",
+            "Find {place} near me",
+            "What is the fastest route to {other}?",
+            "Where is the nearest {place}?",
+        ],
+        "val": ["Is there {place} on the way to {city}?", "How long is the drive from {other} to {city}?"],
+        "test": ["Give me directions to {place} in {city}", "Which road leads from {city} to {other}?"],
+    },
+    "music": {
+        "train": [
+            "Play something by {band}",
+            "Add {band} to my playlist",
+            "Skip this {genre} song",
+            "Turn on some {genre}",
+            "Play {genre} in the kitchen until {hour}",
+            "What is the newest album of {band}?",
+            "Turn up the {genre}",
+        ],
+        "val": ["Put on the best songs of {band}", "I feel like {genre} at {hour}, start a station"],
+        "test": ["Shuffle the {genre} playlist at {hour}", "Repeat the last track of {band}"],
+    },
 }
-PEOPLE = ("Ada", "Lin", "Sam", "Noor")
-TEMPLATES = {
-    "train": (
-        "Please help {who} with the {thing}",
-        "{who} needs something done about the {thing}",
-        "Can you look at this {thing} for {who}?",
-    ),
-    "val": ("The {thing} of {who} is waiting for you", "I have a question on a {thing}, says {who}"),
-    "test": ("{who} would like you to take care of one {thing}", "What about the {thing} that {who} mentioned?"),
+
+WORDS = {
+    "train": {
+        "who": ["Ada", "Sam", "Noor", "Lin"],
+        "news": ["the invoice is late", "the build is green", "lunch is at noon", "the contract is signed"],
+        "topic": ["the budget", "the new office", "the holidays", "the price list"],
+        "event": ["the dentist", "the team lunch", "a call with Ada", "the yearly review"],
+        "day": ["Monday", "Tuesday", "Friday"],
+        "hour": ["nine", "noon", "half past two"],
+        "room": ["design", "sales", "random", "support"],
+        "paper": ["the report", "my slides", "the signed contract", "the photo"],
+        "city": ["Oslo", "Lima", "Cairo", "Boston"],
+        "other": ["Bergen", "Cusco", "Aswan", "Salem"],
+        "place": ["pharmacy", "the station", "the museum", "gas station"],
+        "band": ["Queen", "Nina Simone", "Radiohead", "the Beatles"],
+        "genre": ["jazz", "techno", "piano music", "rock"],
+    },
+    "val": {
+        "who": ["Priya", "Tom", "Mei"],
+        "news": ["the offer was accepted", "the server is back", "the tickets are sold out"],
+        "topic": ["the audit", "the summer party", "the lease"],
+        "event": ["the interview", "the gym", "a demo"],
+        "day": ["Wednesday", "Saturday"],
+        "hour": ["eight", "a quarter to five"],
+        "room": ["legal", "research", "travel"],
+        "paper": ["the spreadsheet", "the draft", "our logo"],
+        "city": ["Rome", "Delhi", "Perth"],
+        "other": ["Naples", "Agra", "Albany"],
+        "place": ["a bakery", "a hotel", "a charger"],
+        "band": ["Adele", "Miles Davis", "Daft Punk"],
+        "genre": ["reggae", "folk", "opera"],
+    },
+    "test": {
+        "who": ["Igor", "Zoe", "Hana"],
+        "news": ["we won the bid", "the printer is fixed", "the shipment has arrived"],
+        "topic": ["the insurance", "the workshop", "the survey"],
+        "event": ["the haircut", "yoga", "the board meeting"],
+        "day": ["Thursday", "Sunday"],
+        "hour": ["ten", "six"],
+        "room": ["finance", "welcome", "hiring"],
+        "paper": ["the invoice", "the meeting notes", "her thesis"],
+        "city": ["Paris", "Seoul", "Denver"],
+        "other": ["Lyon", "Busan", "Boulder"],
+        "place": ["the library", "a parking lot", "the harbour"],
+        "band": ["Bach", "Rihanna", "Metallica"],
+        "genre": ["blues", "salsa", "hip hop"],
+    },
 }
 
 
-def sentences(split: str) -> list[tuple[str, str]]:
-    made = [
-        (template.format(who=who, thing=thing), tool)
-        for tool, things in TOOLS.items()
-        for template, thing, who in itertools.product(TEMPLATES[split], things, PEOPLE)
+def question(request: str) -> str:
+    """The request as the model reads it: the tools are named, so that an untrained model could answer too."""
+    names = list(TOOLS)
+    choice = f"{', '.join(names[:-1])} or {names[-1]}"
+    return f"{request}\nWhich tool is this for: {choice}? Answer as <answer>tool</answer>."
+
+
+def requests(split: str) -> list[tuple[str, str]]:
+    """Distinct requests with the tool each needs, the tools in turn."""
+    rng = random.Random(f"quickstart {split}")
+    by_tool = {tool: _of_tool(wordings[split], WORDS[split], SPLITS[split], rng) for tool, wordings in TOOLS.items()}
+    return [
+        (request, tool)
+        for row in zip(*by_tool.values(), strict=True)
+        for request, tool in zip(row, by_tool, strict=True)
     ]
-    return made if split == "train" else made[::3]
+
+
+def _of_tool(templates: list[str], words: dict[str, list[str]], count: int, rng: random.Random) -> list[str]:
+    """`count` distinct requests, the templates in turn for as long as each has something new to say."""
+    said = [rng.sample(every := _fillings(template, words), len(every)) for template in templates]
+    turns = [request for turn in zip_longest(*said) for request in turn if request is not None]
+    return turns[:count]
+
+
+def _fillings(template: str, words: dict[str, list[str]]) -> list[str]:
+    holes = [hole for _, hole, _, _ in Formatter().parse(template) if hole]
+    combinations = product(*(words[hole] for hole in holes))
+    return [template.format(**dict(zip(holes, choice, strict=True))) for choice in combinations]
 
 
 def write(path: Path, rows: list[dict]) -> None:
@@ -47,16 +179,18 @@ def write(path: Path, rows: list[dict]) -> None:
 
 
 def main() -> None:
-    write(HERE / "train.jsonl", [{"query": query, "tool_slug": tool} for query, tool in sentences("train")])
+    write(
+        HERE / "train.jsonl", [{"query": question(request), "tool_slug": tool} for request, tool in requests("train")]
+    )
     for split in ("val", "test"):
         tasks = [
             {
                 "task_id": f"{split}-{number:03d}",
-                "instruction": query,
+                "instruction": question(request),
                 "verifier": {"kind": "in_process", "fn_name": "exact_match", "expected": tool},
-                "metadata": {"toolkit": tool.split("_")[0].lower()},
+                "metadata": {"tool": tool},
             }
-            for number, (query, tool) in enumerate(sentences(split))
+            for number, (request, tool) in enumerate(requests(split))
         ]
         write(HERE / split / "tasks.jsonl", tasks)
 
