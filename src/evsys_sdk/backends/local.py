@@ -178,7 +178,7 @@ class LocalService:
                 return folder
 
     def close(self) -> None:
-        self.worker.shutdown(wait=True)
+        self.worker.shutdown(wait=True, cancel_futures=True)
         for thing in list(self.opened):
             thing.close()
         self.opened.clear()

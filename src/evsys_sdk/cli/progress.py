@@ -75,7 +75,8 @@ class Progress:
         line = self._line(ctx)
         for score in result.scores:
             if score.value is not None:
-                line.score = f"{result.split}/{result.name} {score.metric} {score.value:.3f}"
+                which = "untrained " if result.step == 0 else ""
+                line.score = f"{which}{result.split}/{result.name} {score.metric} {score.value:.3f}"
         self.changed(line, always=True)
 
     def on_run_end(self, ctx: Any, result: Any) -> None:

@@ -19,7 +19,7 @@ from evsys_sdk.record.eval_data import from_data, to_data
 from evsys_sdk.record.journal import Event, RunJournal
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.scoring import Scoring
-from evsys_sdk.surface import SamplingClient
+from evsys_sdk.surface import SamplingClient, let_go
 from evsys_sdk.training.checkpoints import with_paths, without_paths
 
 
@@ -104,18 +104,23 @@ class LoopHooks:
             if save is not None:
                 path = without_paths(await save(), self.ctx.output_dir.absolute())
                 self.journal.add("snapshot", {"path": path}, at=self.steps)
-            for entry in due:
-                self._start(entry, sampler, self.steps)
+            self._start(due, sampler, self.steps)
         self.stop.check()
 
-    def _start(self, entry: BenchmarkEntry, sampler: SamplingClient, step: int) -> None:
+    def _start(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int) -> None:
         """Score beside the training."""
-        task = asyncio.create_task(self._score(entry, sampler, step))
+        task = asyncio.create_task(self._score(entries, sampler, step))
         self.pending.add(task)
         task.add_done_callback(self.pending.discard)
 
-    async def _score(self, entry: BenchmarkEntry, sampler: SamplingClient, step: int) -> None:
-        self.add(await self.scoring.score(entry, sampler, step=step))
+    async def _score(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int) -> None:
+        async def score(entry: BenchmarkEntry) -> None:
+            self.add(await self.scoring.score(entry, sampler, step=step))
+
+        try:
+            await asyncio.gather(*map(score, entries))
+        finally:
+            let_go(sampler)
 
     def add(self, result: EvalResult) -> None:
         """Keep, log and announce a finished evaluation."""
@@ -194,8 +199,7 @@ class LoopHooks:
             missing = [e for e in self.scoring.due(at - self.first_step) if (e.role, e.label, at) not in done]
             if missing and at in paths:
                 sampler = await service.create_sampling_client(paths[at])
-                for entry in missing:
-                    self._start(entry, sampler, at)
+                self._start(missing, sampler, at)
 
     def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
         scored = [

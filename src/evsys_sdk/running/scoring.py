@@ -24,7 +24,7 @@ from evsys_sdk.eval.row_eval import score_rows
 from evsys_sdk.inference.trained import TrainedModelClient
 from evsys_sdk.protocols import EvalResult, Renderer, RolloutEngine, Row, RunResult
 from evsys_sdk.record.callbacks import eval_metrics
-from evsys_sdk.surface import SamplingClient
+from evsys_sdk.surface import SamplingClient, let_go
 
 if TYPE_CHECKING:
     from evsys_sdk.running.live import LoopHooks
@@ -114,6 +114,13 @@ class Scoring:
 
         return await guarded(work, name=entry.label, split=entry.role, step=step)
 
+    async def score_once(self, entry: BenchmarkEntry, sampler: SamplingClient, *, step: int | None) -> EvalResult:
+        """The same with a sampler that nobody needs afterwards."""
+        try:
+            return await self.score(entry, sampler, step=step)
+        finally:
+            let_go(sampler)
+
 
 async def guarded(
     work: Callable[[], Awaitable[EvalResult]], *, name: str, split: str, step: int | None = None
@@ -137,7 +144,7 @@ def score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
 async def _score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
     if hooks.ctx.resume:
         hooks.replay(upto=0)
-    done = {(result.split, result.name) for result in hooks.results}
+    scoring, done = hooks.scoring, {(result.split, result.name) for result in hooks.results}
     entries = [entry for entry in bench.plan.experiment.metadata.benchmark if entry.baseline]
     for entry in entries:
         if (entry.role, entry.label) in done:
@@ -146,7 +153,7 @@ async def _score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
             if bench.service is None:
                 raise BackendError(f"backend {bench.plan.run.backend.kind!r} offers no training service to sample from")
-            return await hooks.scoring.score(entry, await bench.service.create_sampling_client(), step=0)
+            return await scoring.score_once(entry, await bench.service.create_sampling_client(), step=0)
 
         hooks.add(await guarded(work, name=entry.label, split=entry.role, step=0))
 
@@ -165,7 +172,7 @@ async def _score_after_training(
     for entry in scoring.outstanding(hooks.of_this_stage(), hooks.weights_step):
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
-            return await scoring.score(entry, await bench.sampler_of(trained), step=None)
+            return await scoring.score_once(entry, await bench.sampler_of(trained), step=None)
 
         hooks.add(await guarded(work, name=entry.label, split=entry.role))
     evaluation = bench.plan.run.eval
