@@ -171,7 +171,7 @@ class Sandbox:
         )
 
     async def _launch(self, argv: list[str], jail: list[str], seconds: float) -> Launch:
-        launch = Launch()
+        launch = Launch(self._uid)
         self._live.add(launch)
         try:
             outside = outer_command(self.limits, self._uid, math.ceil(seconds) + 1)

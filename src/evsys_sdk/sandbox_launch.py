@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+LAST_WORDS_SECONDS = 5.0
+"""How long the output may take to come when the command is gone."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -40,7 +42,8 @@ class Limits:
 class Launch:
     """One command inside; made anew for every try."""
 
-    def __init__(self) -> None:
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
         self.started = False
         """bubblewrap had everything in place and handed over to the command."""
         self.timed_out = False
@@ -93,7 +96,9 @@ class Launch:
             raise
         finally:
             await self.end()
-        self.stdout, self.stderr = await asyncio.gather(*readers)
+            kill_orphans(self.uid)  # killed while it was starting, bubblewrap leaves its half-made inside behind
+        await asyncio.wait(readers, timeout=LAST_WORDS_SECONDS)
+        self.stdout, self.stderr = [_said(reader) for reader in readers]
 
     async def end(self) -> None:
         """Kill everything inside, and come back when it is gone."""
@@ -116,6 +121,28 @@ class Launch:
         with contextlib.suppress(OSError):
             while part := os.read(self._status_pipe, 4096):
                 self._status += part
+
+
+def _said(reader: asyncio.Future[str]) -> str:
+    if reader.done():
+        return reader.result()
+    reader.cancel()  # somebody holds the pipe open whom nobody can find
+    return ""
+
+
+def kill_orphans(uid: int) -> None:
+    """End processes of the sandbox's own uid whose launcher is gone; a healthy one has bubblewrap as its parent."""
+    if uid == os.getuid():
+        return
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if place.stat().st_uid == uid and _parent_of(place) == 1:
+                os.kill(int(place.name), signal.SIGKILL)
+
+
+def _parent_of(place: Path) -> int:
+    lines = (place / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
 
 
 def outer_command(limits: Limits, uid: int, cpu_seconds: int) -> list[str]:

@@ -387,3 +387,14 @@ async def test_a_jail_that_cannot_be_built_is_an_error_and_no_result(monkeypatch
     monkeypatch.setattr(sandbox, "TRIES", 2)
     with pytest.raises(SandboxError, match="did not start the command: bwrap: Can't chdir to /nowhere"):
         await run_sandboxed("true", cwd="/nowhere")
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("moment", [0.0, 0.005, 0.01, 0.02, 0.04])
+async def test_a_time_out_while_bubblewrap_is_starting_leaves_nothing_and_comes_back(moment):
+    mark = mark_seconds()
+    results = await asyncio.gather(
+        *(run_sandboxed(f"sleep {mark}", timeout_seconds=moment + 0.001 * index) for index in range(4))
+    )
+    assert all(result.timed_out for result in results)
+    assert alive(mark) == []
