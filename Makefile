@@ -22,7 +22,7 @@ test: check ## set up, check, run the tests
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 slow: dev ## the tests that take minutes each: real weights, SkyRL's server
-	.venv/bin/python -m pytest -v -m slow
+	.venv/bin/python -m pytest -v -m slow -o faulthandler_timeout=0
 
 check: dev ## lint, formatting, types
 	.venv/bin/ruff check .
