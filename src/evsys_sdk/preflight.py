@@ -154,6 +154,7 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
     yield from _check_best_by(run, config)
     yield from _check_recipe(run)
     yield from _check_model(run)
+    yield from _check_agent(run)
     start = run.model.load_checkpoint_path
     if start is not None and "://" not in start and not Path(start).exists():
         yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
@@ -185,6 +186,20 @@ def _check_model(run: RunConfig) -> Iterator[Problem]:
     why = backend(**place.params).model_problem(run.model.name) if hasattr(backend, "model_problem") else None
     if why:
         yield Problem(path="model.name", value=run.model.name, message=why)
+
+
+def _check_agent(run: RunConfig) -> Iterator[Problem]:
+    """An agent that cannot be found, or made with these params."""
+    from evsys_sdk.protocols import AgentSpec
+    from evsys_sdk.rollout.agents import find_agent
+
+    path, params = (run.algorithm.params.get(key) for key in ("agent_import_path", "agent_params"))
+    if not isinstance(path, str) or not isinstance(params or {}, dict):
+        return  # told by the check of the block
+    try:
+        find_agent(AgentSpec(kind=path, params=params or {}))
+    except EvsysError as exc:
+        yield Problem(path="algorithm.params.agent_import_path", value=path, message=str(exc))
 
 
 def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:

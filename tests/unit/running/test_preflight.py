@@ -73,3 +73,10 @@ def test_a_model_that_nobody_has_is_said_with_what_would_do(tmp_path):
 )
 def test_a_number_or_word_that_makes_no_sense_is_located(tmp_path, block, settings, place):
     assert [path for path, _ in _problems(tmp_path, **{block: settings})] == [place]
+
+
+def test_an_agent_that_cannot_be_found_is_said_before_anything_is_spent(tmp_path):
+    pytest.importorskip("harbor")
+    params = {"max_steps": 1, "agent_import_path": "nope.agents.Gone"}
+    ((path, message),) = _problems(tmp_path, algorithm={"kind": "rl", "params": params})
+    assert path == "run.algorithm.params.agent_import_path" and "No module named 'nope'" in message
