@@ -70,7 +70,8 @@ async def test_reinforcement_learning_runs_and_moves_the_weights(recipes, model,
     assert trained.compute_logprobs(prompt).result() != base.compute_logprobs(prompt).result()
     rows = metrics_of(log)
     assert len(rows) >= 3
-    assert all(0 <= row["env/all/reward/total"] <= 1.1 for row in rows[:3])
+    # The cookbook's problem pays 1 for a right answer and takes 0.1 for one that does not end as it should.
+    assert all(-0.1 <= row["env/all/reward/total"] <= 1 for row in rows[:3])
     # The logprobs that training sees are those that sampling reported.
     assert all(abs(row["optim/kl_sample_train_v1"]) < 0.01 for row in rows[:3])
 
