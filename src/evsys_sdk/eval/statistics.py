@@ -22,8 +22,8 @@ def interval[T](statistic: Callable[[Sequence[T]], float], tasks: Sequence[T]) -
     """The 95 % interval of `statistic(tasks)`; None for fewer than two tasks.
 
     A statistic that turns out to be the mean of its values on the single tasks gets the exact forms: Wilson when those
-    are all 0 or 1, Student's t otherwise (which is the delete-one jackknife of a mean). Any other gets the jackknife,
-    or None where that fails: a median may not move when any one task is left out, and that is no certainty.
+    are all 0 or 1, Student's t otherwise (which is the delete-one jackknife of a mean), cut off at 0 and 1 where all
+    values lie between these. Any other gets the jackknife, or None where that fails: a median may not move when any one task is left out, and that is no certainty.
     """
     if len(tasks) < 2:
         return None
@@ -33,7 +33,12 @@ def interval[T](statistic: Callable[[Sequence[T]], float], tasks: Sequence[T]) -
         return (low, high) if low < high else None
     if all(single in (0.0, 1.0) for single in singles):
         return wilson_interval(round(sum(singles)), len(singles))
-    return mean_interval(singles)
+    low, high = mean_interval(singles)
+    if not all(0.0 <= single <= 1.0 for single in singles):
+        return low, high
+    if low == high:  # tasks that agree, say at one try in two, are no certainty
+        return wilson_around(fmean(singles), len(singles), NormalDist().inv_cdf((1 + LEVEL) / 2))
+    return max(low, 0.0), min(high, 1.0)
 
 
 def _values_per_task[T](statistic: Callable[[Sequence[T]], float], tasks: Sequence[T]) -> list[float] | None:
@@ -53,13 +58,17 @@ def _is_mean[T](statistic: Callable[[Sequence[T]], float], tasks: Sequence[T], s
 
 def wilson_interval(successes: int, n: int, level: float = LEVEL) -> Interval:
     """Of a share of yes among n yes-or-no answers; stays inside [0, 1] and does not collapse at the ends."""
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    share = successes / n
-    centre = share + z * z / (2 * n)
-    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    low = 0.0 if successes == 0 else (centre - spread) / scale
-    high = 1.0 if successes == n else (centre + spread) / scale
+    return wilson_around(successes / n, n, NormalDist().inv_cdf((1 + level) / 2))
+
+
+def wilson_around(share: float, n: float, quantile: float) -> Interval:
+    """Wilson's interval of a share that is worth n independent answers; n need not be whole."""
+    square = quantile * quantile
+    centre = share + square / (2 * n)
+    spread = quantile * math.sqrt(share * (1 - share) / n + square / (4 * n * n))
+    scale = 1 + square / n
+    low = 0.0 if share <= 0.0 else (centre - spread) / scale
+    high = 1.0 if share >= 1.0 else (centre + spread) / scale
     return low, high
 
 

@@ -48,10 +48,10 @@ def test_an_errored_rollout_never_matches_even_an_empty_target():
 
 
 def test_a_score_says_its_interval_and_what_it_was_taken_over():
-    tasks = [task(1.0, 0.0), task(1.0, 1.0), task(0.0, 0.0, n_errors=1)]
+    tasks = [task(1.0, 0.0), task(1.0, 1.0), task(0.0, 0.0, n_errors=1)] * 4
     score = score_one("mean_reward", MeanReward(), tasks)
-    assert (score.low, score.high) == pytest.approx(mean_interval([0.5, 1.0, 0.0]))
-    assert (score.value, score.n_tasks, score.n_rollouts, score.n_errors) == (0.5, 3, 6, 1)
+    assert (score.low, score.high) == pytest.approx(mean_interval([0.5, 1.0, 0.0] * 4))
+    assert (score.value, score.n_tasks, score.n_rollouts, score.n_errors) == (0.5, 12, 24, 4)
 
 
 def test_tasks_are_the_units_of_the_interval_and_not_rollouts():

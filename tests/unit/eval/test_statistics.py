@@ -72,7 +72,16 @@ def test_a_jackknife_of_a_ratio_agrees_with_the_delta_method():
 
 def test_yes_or_no_tasks_get_wilsons_interval_and_others_do_not():
     assert interval(fmean, [1.0, 0.0, 1.0, 1.0]) == wilson_interval(3, 4)
-    assert interval(fmean, [1.0, 0.0, 0.5, 1.0]) == mean_interval([1.0, 0.0, 0.5, 1.0])
+    parts = [1.0, 0.0, 0.5, 0.5] * 5
+    assert interval(fmean, parts) == mean_interval(parts)
+
+
+def test_no_share_is_below_nothing_or_above_everything_and_tasks_that_agree_are_no_certainty():
+    low, high = interval(fmean, [1.0, 1.0, 0.5, 1.0])
+    assert (low, high) == (mean_interval([1.0, 1.0, 0.5, 1.0])[0], 1.0)
+    assert interval(fmean, [3.0, 1.0, 0.5, 1.0]) == mean_interval([3.0, 1.0, 0.5, 1.0])
+    low, high = interval(fmean, [0.5] * 10)
+    assert low < 0.3 and high > 0.7
 
 
 def test_all_passes_do_not_make_a_certainty():

@@ -1,0 +1,144 @@
+"""Was the hypothesis right?
+
+In: a hypothesis as the YAML has it, and the verdict on its metric. Out: supported, refuted or inconclusive, with the
+numbers; and the fingerprint by which a hypothesis is known not to have been changed after the results were seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from evsys_sdk.config.models import Hypothesis, Prediction
+from evsys_sdk.constants import UNTRAINED
+from evsys_sdk.eval.verdict import Comparison, Verdict
+
+Outcome = Literal["supported", "refuted", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HypothesisResult:
+    """What became of a prediction."""
+
+    claim: str
+    prediction: str
+    outcome: Outcome
+    why: str
+    fingerprint: str
+    metric: str
+    arm: str
+    vs: str
+    direction: str
+    at_least: float
+    difference: float | None = None
+    """Mean of `arm` less mean of `vs`, with its interval."""
+    low: float | None = None
+    high: float | None = None
+    n_tasks: int = 0
+    confidence: float | None = None
+    brier: float | None = None
+    """(confidence - what came out) squared: 0 is sure and right, 0.25 a coin, 1 sure and wrong."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as JSON takes it."""
+        return asdict(self)
+
+
+def fingerprint(hypothesis: str | Hypothesis) -> str:
+    """The same for the same hypothesis, however its YAML was written; another for any change of it."""
+    if isinstance(hypothesis, str):
+        content: Any = hypothesis.strip()
+    else:
+        # Not through the model's own model_dump, which counts as reading; a default written out changes nothing.
+        content = BaseModel.model_dump(hypothesis, exclude_defaults=True)
+        content["claim"] = hypothesis.claim.strip()
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def predicted_pair(prediction: Prediction, baseline_arm: str) -> tuple[str, str]:
+    """The comparison that decides it, as `judge_arms(also=...)` takes it."""
+    arm, vs = prediction.arm, prediction.vs or baseline_arm
+    return (vs, arm) if arm == UNTRAINED else (arm, vs)
+
+
+def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResult:
+    """Supported when the whole interval lies beyond `at_least`, refuted when all of it falls short, else inconclusive.
+
+    The interval is that of this one comparison: it was named before the results, so other arms do not widen it.
+    """
+    prediction = hypothesis.prediction
+    vs = prediction.vs or verdict.baseline_arm
+    found, why_not = _comparison(prediction, vs, verdict)
+    outcome, why = _outcome(prediction, found) if found else ("inconclusive", why_not)
+    turned = found is not None and found.arm != prediction.arm
+    low, high = (found.low, found.high) if found else (None, None)
+    difference = found.difference if found else None
+    return HypothesisResult(
+        claim=hypothesis.claim,
+        prediction=str(prediction),
+        outcome=outcome,
+        why=why,
+        fingerprint=fingerprint(hypothesis),
+        metric=prediction.metric or verdict.metric,
+        arm=prediction.arm,
+        vs=vs,
+        direction=prediction.direction,
+        at_least=prediction.at_least,
+        difference=_negated(difference) if turned else difference,
+        low=_negated(high) if turned else low,
+        high=_negated(low) if turned else high,
+        n_tasks=found.n_tasks if found else 0,
+        confidence=hypothesis.confidence,
+        brier=_brier(hypothesis.confidence, outcome),
+    )
+
+
+def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comparison | None, str]:
+    """The comparison, whichever way round it was made; or why there is none."""
+    if prediction.metric and not _is_metric(prediction.metric, verdict.metric):
+        return None, f"it predicts {prediction.metric}, and the arms were judged by {verdict.metric}"
+    if prediction.arm == vs:
+        return None, f"{vs} cannot be compared with itself"
+    unranked = {arm.arm: arm.why_unranked for arm in verdict.arms}
+    for name in (prediction.arm, vs):
+        if name not in unranked and name != UNTRAINED:
+            return None, f"there is no arm {name}; arms: {', '.join(unranked)}"
+        if unranked.get(name):
+            return None, f"{name} has no score: {unranked[name]}"
+    found = verdict.find(prediction.arm, vs) or verdict.find(vs, prediction.arm)
+    return found, "" if found else f"{prediction.arm} and {vs} were not compared"
+
+
+def _is_metric(asked: str, judged: str) -> bool:
+    """True for the same metric: `pass@1` also names `val.pass@1` and `val/tools/pass@1`."""
+    asked, judged = asked.replace("/", "."), judged.replace("/", ".")
+    return judged == asked or judged.endswith(f".{asked}")
+
+
+def _outcome(prediction: Prediction, found: Comparison) -> tuple[Outcome, str]:
+    if found.low is None or found.high is None:
+        return "inconclusive", found.why
+    up = (prediction.direction == "higher") == (found.arm == prediction.arm)
+    low, high = (found.low, found.high) if up else (-found.high, -found.low)
+    span = f"[{low:.3g}, {high:.3g}]"
+    goal = f"at least {prediction.at_least:g}" if prediction.at_least else "more than 0"
+    if low > prediction.at_least:
+        return "supported", f"{prediction.direction} by {span}, all of it {goal}"
+    if high < prediction.at_least:
+        return "refuted", f"{prediction.direction} by {span}, none of it {goal}"
+    return "inconclusive", f"{prediction.direction} by {span}, which leaves open whether it is {goal}"
+
+
+def _negated(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _brier(confidence: float | None, outcome: Outcome) -> float | None:
+    if confidence is None or outcome == "inconclusive":
+        return None
+    return (confidence - (outcome == "supported")) ** 2

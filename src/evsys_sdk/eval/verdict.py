@@ -1,0 +1,115 @@
+"""The verdict: what the scores allow us to say about the arms, as plain data.
+
+In: nothing; `judging` makes it. Out: records that turn into JSON as they are. Every number here is in the metric's own
+unit, and differences are always `arm` less `vs`, whether higher or lower is better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Word = Literal["better", "worse", "equivalent", "undecided"]
+Mode = Literal["max", "min"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One arm against another on the tasks that both have."""
+
+    arm: str
+    vs: str
+    verdict: Word
+    difference: float | None
+    """Mean of `arm` less mean of `vs`, in the metric's own unit; None when no task is shared."""
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    """Corrected for the number of arms compared with the same `vs`."""
+    p_equivalent: float | None = None
+    """For a difference of at least the margin, corrected likewise."""
+    standard_error: float | None = None
+    degrees: float | None = None
+    """Of Student's t; None stands for the normal distribution."""
+    n_tasks: int = 0
+    n_seeds: tuple[int, int] = (0, 0)
+    only_arm: int = 0
+    only_vs: int = 0
+    """Tasks that only one of the two has; they are left out."""
+    scope: Literal["recipe", "weights"] = "weights"
+    """What the interval speaks of: the recipe, other seeds included, or just the weights that were scored."""
+    more_tasks: int | None = None
+    more_seeds: int | None = None
+    """For undecided: how many more of either would settle it four times in five; None where no number would."""
+    why: str = ""
+    """For undecided, the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmVerdict:
+    """One arm: what it scored and how that compares."""
+
+    arm: str
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n_tasks: int = 0
+    n_seeds: int = 0
+    seed_means: dict[int, float] = field(default_factory=dict)
+    verdict: Word | None = None
+    """Against the baseline arm; None for the baseline arm itself and for an arm that is not ranked."""
+    vs_baseline: Comparison | None = None
+    vs_untrained: Comparison | None = None
+    why_unranked: str | None = None
+    failed_seeds: dict[int, str] = field(default_factory=dict)
+    dropped_tasks: int = 0
+    """Tasks that only some of its seeds have; they are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Winner:
+    """The arm with the best mean, and what to expect of it."""
+
+    arm: str
+    observed: float
+    expected: float | None
+    """Corrected for having been picked; None when the arms share fewer than two tasks."""
+    low: float | None = None
+    high: float | None = None
+    """Interval of `expected`."""
+    rivals: list[str] = field(default_factory=list)
+    """Arms that cannot be told apart from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the scores of one metric allow us to say."""
+
+    metric: str
+    mode: Mode
+    baseline_arm: str
+    alpha: float
+    margin: float | None
+    arms: list[ArmVerdict]
+    best_arm: str | None
+    """The highest of the arms proven better than the baseline arm; the baseline when all are proven worse."""
+    why_no_best: str | None
+    winner: Winner | None
+    """None when no arm has a score."""
+    others: list[Comparison] = field(default_factory=list)
+    """Comparisons that were asked for besides."""
+    notes: list[str] = field(default_factory=list)
+
+    def find(self, arm: str, vs: str) -> Comparison | None:
+        """The comparison of these two, if it was made."""
+        made = [found for one in self.arms for found in (one.vs_baseline, one.vs_untrained) if found] + self.others
+        return next((found for found in made if (found.arm, found.vs) == (arm, vs)), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as JSON takes it."""
+        plain = asdict(self)
+        for arm in plain["arms"]:
+            for key in ("seed_means", "failed_seeds"):
+                arm[key] = {str(seed): value for seed, value in arm[key].items()}
+        return plain

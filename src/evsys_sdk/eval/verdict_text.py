@@ -1,0 +1,79 @@
+"""The verdict in words.
+
+In: a `Verdict`. Out: lines of text that claim no more than it does.
+"""
+
+from __future__ import annotations
+
+from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Verdict, Winner
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """The result first, then a line per arm, then what a reader must know."""
+    lines = [_headline(verdict)]
+    if verdict.winner:
+        lines.append(_winner_line(verdict.winner, len([arm for arm in verdict.arms if arm.mean is not None])))
+    lines += [_arm_line(arm, verdict) for arm in verdict.arms]
+    return lines + [f"Note: {note}." for note in verdict.notes]
+
+
+def _headline(verdict: Verdict) -> str:
+    if verdict.best_arm is None:
+        return f"No best arm by {verdict.metric}: {verdict.why_no_best}."
+    if verdict.best_arm == verdict.baseline_arm:
+        return f"Best arm by {verdict.metric}: the baseline {verdict.best_arm}; every other arm is worse."
+    found = next(arm.vs_baseline for arm in verdict.arms if arm.arm == verdict.best_arm)
+    return f"Best arm by {verdict.metric}: {verdict.best_arm}, {_effect(found)}." if found else ""
+
+
+def _winner_line(winner: Winner, n_arms: int) -> str:
+    if n_arms < 2:
+        return f"{winner.arm} scored {winner.observed:.3f}."
+    seen = f"Top of {n_arms} arms: {winner.arm} with {winner.observed:.3f}"
+    expected = "" if winner.expected is None else f"; corrected for having been picked {winner.expected:.3f}"
+    rivals = f"; not told apart from it: {', '.join(winner.rivals)}" if winner.rivals else ""
+    return f"{seen}{expected}{_span(winner.low, winner.high)}{rivals}."
+
+
+def _arm_line(arm: ArmVerdict, verdict: Verdict) -> str:
+    if arm.why_unranked:
+        return f"{arm.arm}: not ranked ({arm.why_unranked})"
+    counts = f"{_count(arm.n_tasks, 'task')}, {_count(arm.n_seeds, 'seed')}"
+    mean = f"{arm.arm}: {arm.mean:.3f}{_span(arm.low, arm.high)}, {counts}"
+    parts = [f"{arm.verdict}, {_effect(arm.vs_baseline)}"] if arm.vs_baseline else []
+    parts += ["the baseline"] if arm.arm == verdict.baseline_arm else []
+    parts += [f"{arm.vs_untrained.verdict} against untrained, {_effect(arm.vs_untrained)}"] if arm.vs_untrained else []
+    needs = _needs(arm.vs_baseline) if arm.vs_baseline else ""
+    return "; ".join([mean, *parts]) + needs
+
+
+def _effect(found: Comparison) -> str:
+    """`+0.050 [+0.010, +0.090] to base, p 0.012 after Holm`."""
+    if found.difference is None:
+        return f"not compared with {found.vs}: {found.why}"
+    span = "" if found.low is None or found.high is None else f" [{found.low:+.3f}, {found.high:+.3f}]"
+    p = "" if found.p_holm is None else f", p {_p(found.p_holm)} after Holm"
+    return f"{found.difference:+.3f}{span} to {found.vs}{p}"
+
+
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _span(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _needs(found: Comparison) -> str:
+    """What would settle an undecided comparison, if the difference stays as it is."""
+    if found.verdict != "undecided":
+        return ""
+    if found.low is None:
+        return f"; {found.why}" if found.difference is not None else ""
+    ways = [_count(found.more_tasks, "more task")] if found.more_tasks is not None else []
+    ways += [f"{_count(found.more_seeds, 'more seed')} per arm"] if found.more_seeds is not None else []
+    return f"; about {' or '.join(ways)} would settle it" if ways else "; more of the same would not settle it"

@@ -1,0 +1,260 @@
+"""What the scores of arms allow us to say, and what they do not."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.eval.arm_scores import ArmScores
+from evsys_sdk.eval.judging import judge_arms
+
+
+def arm(name, values, *, first_task=0, **fields):
+    """An arm from an array of seeds x tasks."""
+    rows = np.atleast_2d(np.asarray(values, dtype=float))
+    seeds = {
+        42 + seed: {f"t{first_task + task:04d}": float(value) for task, value in enumerate(row)}
+        for seed, row in enumerate(rows)
+    }
+    return ArmScores(arm=name, seeds=seeds, **fields)
+
+
+def passes(share, *, seeds=1, tasks=100, seed=0):
+    return (np.random.default_rng(seed).random((seeds, tasks)) < share).astype(float)
+
+
+def verdict_of(*arms, **options):
+    found = judge_arms(list(arms), metric="pass@1", **options)
+    json.dumps(found.as_dict(), allow_nan=False)  # plain data, whatever came in
+    return found
+
+
+def by_name(verdict):
+    return {one.arm: one for one in verdict.arms}
+
+
+def test_a_clear_gain_is_found_and_named():
+    found = verdict_of(arm("base", passes(0.4)), arm("good", passes(0.8, seed=1)), arm("same", passes(0.4, seed=2)))
+    assert (found.best_arm, found.baseline_arm, found.why_no_best) == ("good", "base", None)
+    good = by_name(found)["good"].vs_baseline
+    assert good.verdict == "better" and good.low > 0 and good.p < good.p_holm < 0.05
+    assert good.p_holm == pytest.approx(2 * good.p)
+    assert by_name(found)["base"].verdict is None and found.winner.rivals == []
+
+
+def test_a_loss_is_worse_and_the_baseline_is_best_when_all_are():
+    found = verdict_of(arm("bad", passes(0.3)), arm("base", passes(0.8, seed=1)), baseline_arm="base")
+    assert by_name(found)["bad"].verdict == "worse" and found.best_arm == "base"
+
+
+def test_where_lower_is_better_a_lower_mean_wins():
+    chance = np.random.default_rng(0)
+    slow, fast = chance.normal(900, 100, (2, 80)), chance.normal(700, 100, (2, 80))
+    found = verdict_of(arm("slow", slow), arm("fast", fast), mode="min")
+    assert found.best_arm == "fast" and found.winner.arm == "fast"
+    assert by_name(found)["fast"].vs_baseline.difference < 0
+    assert verdict_of(arm("slow", slow), arm("fast", fast)).best_arm == "slow"
+
+
+def test_arms_that_hardly_differ_on_many_tasks_are_equivalent():
+    same = passes(0.7, tasks=4000)
+    other = same.copy()
+    other[0, :20] = 1 - other[0, :20]
+    found = by_name(verdict_of(arm("base", same), arm("twin", other)))["twin"].vs_baseline
+    assert found.verdict == "equivalent" and -0.02 < found.low < 0 < found.high < 0.02
+    strict = by_name(verdict_of(arm("base", same), arm("twin", other), margin=0.001))["twin"].vs_baseline
+    assert strict.verdict == "undecided"
+
+
+def test_undecided_says_how_much_more_would_settle_it():
+    found = by_name(verdict_of(arm("base", passes(0.5)), arm("maybe", passes(0.55, seed=3))))["maybe"].vs_baseline
+    assert found.verdict == "undecided" and "0" in found.why
+    assert 100 < found.more_tasks < 100_000 and found.more_seeds is None
+
+
+def test_the_plan_asks_for_no_less_when_more_arms_are_compared():
+    base, maybe = arm("base", passes(0.5)), arm("maybe", passes(0.62, seed=5))
+    alone = by_name(verdict_of(base, maybe))["maybe"].vs_baseline
+    others = [arm(f"x{i}", passes(0.5, seed=10 + i)) for i in range(5)]
+    among = by_name(verdict_of(base, maybe, *others))["maybe"].vs_baseline
+    assert (alone.low, alone.high) == (among.low, among.high) and among.p_holm > alone.p_holm
+    assert among.verdict == "undecided" and among.more_tasks > 0
+
+
+def test_failed_and_unscored_arms_are_never_ranked_and_say_why():
+    crashed = ArmScores(arm="crashed", failed={42: "CUDA out of memory"})
+    unscored = arm("unscored", passes(1.0), why_unscored="every rollout errored")
+    found = verdict_of(arm("base", passes(0.4)), crashed, unscored)
+    assert by_name(found)["crashed"].why_unranked == "CUDA out of memory"
+    assert by_name(found)["unscored"].why_unranked == "every rollout errored"
+    assert by_name(found)["unscored"].mean is None and found.winner.arm == "base"
+    assert found.best_arm is None and "nothing to compare" in found.why_no_best
+
+
+def test_a_baseline_without_a_score_is_not_replaced_by_another_arm():
+    found = verdict_of(ArmScores(arm="base"), arm("a", passes(0.4)), arm("b", passes(0.9, seed=1)))
+    assert found.best_arm is None and "base has no score" in found.why_no_best
+    assert by_name(found)["base"].why_unranked == "no seed has a score"
+    assert by_name(found)["b"].vs_baseline is None and found.winner.arm == "b"
+
+
+def test_no_arm_with_a_score_makes_a_verdict_without_a_winner():
+    found = verdict_of(ArmScores(arm="a"), ArmScores(arm="b", why_unscored="test split only"))
+    assert found.winner is None and found.best_arm is None and found.why_no_best == "no arm has a score"
+
+
+def test_a_lucky_seed_does_not_win():
+    steady = passes(0.6, seeds=3, tasks=200)
+    lucky = np.concatenate([passes(0.6, seeds=2, tasks=200, seed=1), passes(0.95, tasks=200, seed=2)])
+    found = by_name(verdict_of(arm("base", steady), arm("lucky", lucky)))["lucky"].vs_baseline
+    assert found.difference > 0.08 and found.verdict == "undecided" and found.scope == "recipe"
+    pooled = by_name(verdict_of(arm("base", steady.mean(axis=0)), arm("lucky", lucky.mean(axis=0))))["lucky"]
+    assert pooled.verdict == "better"  # what forgetting about seeds would have said
+
+
+def test_one_seed_speaks_of_its_weights_only():
+    found = verdict_of(arm("base", passes(0.4)), arm("good", passes(0.8, seed=1)))
+    assert by_name(found)["good"].vs_baseline.scope == "weights"
+    assert any("one seed" in note for note in found.notes)
+
+
+def test_one_task_decides_nothing():
+    found = verdict_of(arm("base", [[0.0], [0.0]]), arm("other", [[1.0], [1.0]]), untrained={"t0000": 0.0})
+    other = by_name(found)["other"]
+    assert (other.verdict, other.low, other.vs_baseline.p) == ("undecided", None, None)
+    assert "one task" in other.vs_baseline.why and found.winner.expected is None
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_arms_that_all_pass_or_all_fail_are_no_certainty(value, seeds):
+    same = np.full((seeds, 50), value)
+    found = by_name(verdict_of(arm("base", same), arm("twin", same)))["twin"]
+    assert found.verdict == "undecided" and found.vs_baseline.high - found.vs_baseline.low > 0.05
+    assert found.high - found.low > 0.05
+
+
+def test_only_shared_tasks_are_compared_and_the_rest_is_said():
+    base, late = passes(0.4), passes(0.8, seed=1)
+    found = verdict_of(arm("base", base), arm("late", late, first_task=30))
+    compared = by_name(found)["late"].vs_baseline
+    assert (compared.n_tasks, compared.only_arm, compared.only_vs) == (70, 30, 30)
+    assert compared.difference == pytest.approx(late[0, :70].mean() - base[0, 30:].mean())
+    assert any("70 in number" in note for note in found.notes)
+
+
+def test_arms_without_a_shared_task_are_undecided():
+    found = verdict_of(arm("base", passes(0.1)), arm("other", passes(0.9), first_task=500))
+    compared = by_name(found)["other"].vs_baseline
+    assert (compared.verdict, compared.difference, compared.why) == ("undecided", None, "the two share no task")
+    assert found.winner.expected is None and found.winner.rivals == ["base"]
+
+
+def test_a_value_that_is_no_number_is_a_missing_task():
+    broken = passes(0.5, seeds=2)
+    broken[1, 7] = math.nan
+    found = by_name(verdict_of(arm("base", passes(0.5)), arm("broken", broken)))["broken"]
+    assert (found.n_tasks, found.dropped_tasks, found.n_seeds) == (99, 1, 2)
+
+
+def test_a_failed_seed_is_left_out_and_noted():
+    found = verdict_of(arm("base", passes(0.5, seeds=3)), arm("a", passes(0.5, seeds=2), failed={44: "killed"}))
+    assert by_name(found)["a"].n_seeds == 2 and by_name(found)["a"].failed_seeds == {44: "killed"}
+    assert any("a (1)" in note for note in found.notes)
+
+
+def test_every_arm_is_compared_with_the_untrained_model():
+    untrained = {f"t{i:04d}": float(i % 10 == 0) for i in range(100)}
+    found = verdict_of(arm("base", passes(0.6)), arm("none", passes(0.1, seed=2)), untrained=untrained)
+    assert by_name(found)["base"].vs_untrained.verdict == "better"
+    assert by_name(found)["none"].vs_untrained.verdict == "undecided"
+    assert found.find("base", "untrained") is by_name(found)["base"].vs_untrained
+
+
+def test_further_pairs_are_judged_on_request():
+    arms = [arm("base", passes(0.5)), arm("a", passes(0.3, seed=1)), arm("b", passes(0.9, seed=2))]
+    found = verdict_of(*arms, also=[("b", "a"), ("b", "nobody")])
+    assert [(one.arm, one.vs) for one in found.others] == [("b", "a")]
+    assert found.find("b", "a").p_holm == found.find("b", "a").p
+
+
+def test_arms_near_the_top_are_named_as_rivals():
+    top = passes(0.9, tasks=300)
+    near = top.copy()
+    near[0, :3] = 1 - near[0, :3]
+    found = verdict_of(arm("base", passes(0.5, tasks=300, seed=1)), arm("top", top), arm("near", near))
+    assert set(found.winner.rivals) | {found.winner.arm} == {"top", "near"}
+
+
+def test_the_order_of_tasks_and_arms_changes_no_number():
+    arms = [arm(f"a{i}", passes(0.5 + i / 20, seeds=2, seed=i)) for i in range(4)]
+    turned = [
+        ArmScores(arm=one.arm, seeds={s: dict(reversed(list(v.items()))) for s, v in one.seeds.items()}) for one in arms
+    ]
+    assert verdict_of(*arms).as_dict() == verdict_of(*turned).as_dict()
+    mixed = verdict_of(arms[2], arms[0], arms[3], arms[1], baseline_arm="a0")
+    assert by_name(mixed)["a3"].vs_baseline == by_name(verdict_of(*arms))["a3"].vs_baseline
+
+
+def test_a_wrong_baseline_is_answered_with_the_nearest_name():
+    with pytest.raises(EvsysError, match="baseline_arm: 'bas' is not an arm; closest: base"):
+        verdict_of(arm("base", passes(0.5)), baseline_arm="bas")
+    with pytest.raises(EvsysError, match="distinct names; twice: a"):
+        verdict_of(arm("a", passes(0.5)), arm("a", passes(0.5)))
+    with pytest.raises(EvsysError, match="at least one arm"):
+        verdict_of()
+
+
+@pytest.fixture(scope="module")
+def null_verdicts():
+    """Six arms with the same chance of 0.8 on 100 tasks, a thousand times over."""
+    chance = np.random.default_rng(2026)
+    names = [f"t{task:03d}" for task in range(100)]
+    found = []
+    for _ in range(1000):
+        values = (chance.random((6, 100)) < 0.8).astype(float)
+        arms = [ArmScores(arm=f"a{i}", seeds={0: dict(zip(names, values[i], strict=True))}) for i in range(6)]
+        found.append(judge_arms(arms, metric="pass@1"))
+    return found
+
+
+def test_six_equal_arms_have_a_false_winner_at_most_once_in_twenty(null_verdicts):
+    assert sum(found.best_arm is not None for found in null_verdicts) <= 50
+    highest = sum(found.winner.arm != "a0" for found in null_verdicts)
+    assert highest >= 780  # what taking the maximum would have named
+
+
+def test_the_reported_score_of_the_picked_arm_is_not_flattered(null_verdicts):
+    observed = np.mean([found.winner.observed for found in null_verdicts]) - 0.8
+    expected = np.mean([found.winner.expected for found in null_verdicts]) - 0.8
+    assert observed > 0.045 and abs(expected) <= 0.005
+    covered = np.mean([found.winner.low <= 0.8 <= found.winner.high for found in null_verdicts])
+    assert 0.93 <= covered <= 0.98
+
+
+def test_equal_arms_with_restless_seeds_have_no_false_winner_either():
+    chance, wrong = np.random.default_rng(5), 0
+    names = [f"t{task:03d}" for task in range(100)]
+    for _ in range(300):
+        share = np.clip(0.6 + chance.normal(0, 0.08, (6, 3, 1)), 0, 1)
+        values = (chance.random((6, 3, 100)) < share).astype(float)
+        arms = [
+            ArmScores(arm=f"a{i}", seeds={s: dict(zip(names, values[i, s], strict=True)) for s in range(3)})
+            for i in range(6)
+        ]
+        wrong += judge_arms(arms, metric="pass@1").best_arm is not None
+    assert wrong <= 0.05 * 300 + 5
+
+
+def test_a_gain_of_fifteen_points_is_found_nearly_always():
+    chance, hits = np.random.default_rng(6), 0
+    names = [f"t{task:03d}" for task in range(300)]
+    for _ in range(100):
+        values = [(chance.random(300) < share).astype(float) for share in (0.6, 0.75, 0.6, 0.6)]
+        arms = [ArmScores(arm=f"a{i}", seeds={0: dict(zip(names, row, strict=True))}) for i, row in enumerate(values)]
+        hits += judge_arms(arms, metric="pass@1").best_arm == "a1"
+    assert hits >= 90

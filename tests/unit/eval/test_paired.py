@@ -1,0 +1,186 @@
+"""Means and differences: equal to closed forms, honest where these end, and their intervals right in 95 of 100."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from evsys_sdk.eval.paired import (
+    Estimate,
+    SeedSpread,
+    arm_interval,
+    arm_mean,
+    difference,
+    pooled_spread,
+    seed_spread,
+    supported,
+)
+from evsys_sdk.eval.statistics import wilson_interval
+
+A = np.array([[0.1, 0.4, 0.35, 0.8, 0.66, 0.2, 0.9, 0.55]])
+B = np.array([[0.12, 0.3, 0.35, 0.7, 0.7, 0.1, 0.85, 0.6]])
+
+
+def test_one_seed_each_is_students_paired_test_to_nine_digits():
+    found, theirs = difference(A, B, unit=False), stats.ttest_rel(A[0], B[0])
+    assert found.p_value() == pytest.approx(theirs.pvalue, abs=1e-9)
+    assert found.interval() == pytest.approx(tuple(theirs.confidence_interval(0.95)), abs=1e-9)
+    # and what statsmodels 0.15 says to the same numbers
+    assert found.p_value() == pytest.approx(0.23460891530891367, abs=1e-9)
+    assert found.interval() == pytest.approx((-0.024547676716005835, 0.08454767671600591), abs=1e-9)
+
+
+def test_equivalence_is_two_one_sided_tests_to_nine_digits():
+    deltas = A[0] - B[0]
+    low = stats.ttest_1samp(deltas, -0.1, alternative="greater").pvalue
+    high = stats.ttest_1samp(deltas, 0.1, alternative="less").pvalue
+    found = difference(A, B, unit=False).p_equivalent(0.1)
+    assert found == pytest.approx(max(low, high), abs=1e-9)
+    assert found == pytest.approx(0.009497123644154441, abs=1e-9)  # statsmodels' ttost_paired
+
+
+def test_the_spread_of_seeds_comes_from_the_mean_squares_of_a_two_way_analysis():
+    values = np.array([[0.2, 0.5, 0.9, 0.4, 0.7], [0.3, 0.45, 0.8, 0.6, 0.75], [0.1, 0.6, 0.95, 0.35, 0.5]])
+    found = seed_spread(values)
+    # statsmodels' anova_lm: seeds 0.008, rest 0.0121666..., both over 5 tasks
+    assert (found.scatter * 5, found.noise * 5) == pytest.approx((0.008, 0.01216666666666666), abs=1e-9)
+
+
+def test_without_an_effect_of_tasks_several_seeds_are_welchs_test():
+    chance = np.random.default_rng(0)
+    runs = chance.normal(size=(2, 4))
+    values = [np.repeat(run[:, None], 50, axis=1) for run in runs]  # every task says the same: only seeds differ
+    found, theirs = difference(*values, unit=False), stats.ttest_ind(*runs, equal_var=False)
+    assert found.p_value() == pytest.approx(theirs.pvalue, abs=1e-9)
+    assert found.interval() == pytest.approx(tuple(theirs.confidence_interval()), abs=1e-9)
+
+
+def test_yes_or_no_tasks_get_bonett_and_prices_interval():
+    # 100 tasks: 20 only the first passes, 8 only the second
+    first = np.array([[1.0] * 20 + [0.0] * 8 + [1.0] * 72])
+    second = np.array([[0.0] * 20 + [1.0] * 8 + [1.0] * 72])
+    up, down = 21 / 102, 9 / 102
+    reach = stats.norm.ppf(0.975) * ((up + down - (up - down) ** 2) / 102) ** 0.5
+    found = difference(first, second, unit=True)
+    assert found.value == pytest.approx(0.12)
+    assert found.interval() == pytest.approx((up - down - reach, up - down + reach), abs=1e-9)
+    assert found.interval(1 - found.p_value())[0] == pytest.approx(0.0, abs=1e-9)  # one says what the other says
+
+
+def test_an_arm_of_one_seed_has_the_interval_its_score_has():
+    passes = np.array([[1.0] * 37 + [0.0] * 13])
+    assert arm_interval(passes, arm_mean(passes, None), unit=True) == wilson_interval(37, 50)
+    assert wilson_interval(37, 50) == pytest.approx((0.6044684273515116, 0.841284725064476), abs=1e-9)  # statsmodels
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_values_that_are_all_alike_are_no_certainty(seeds, value):
+    same = np.full((seeds, 40), value)
+    low, high = difference(same, same, unit=True).interval()
+    assert low < -0.03 and high > 0.03
+    low, high = arm_interval(same, arm_mean(same), unit=True)
+    assert high - low > 0.05 and low <= value <= high
+
+
+def test_on_an_open_scale_values_that_are_all_alike_have_no_interval():
+    same = np.full((2, 40), 7.0)
+    found = difference(same, same + 1, unit=False)
+    assert found.interval() is None and found.p_value() is None and found.p_equivalent(1.0) is None
+
+
+def test_one_task_has_no_interval():
+    one = np.array([[1.0], [0.0], [1.0]])
+    assert difference(one, one, unit=True).interval() is None
+    assert arm_interval(one, arm_mean(one, None), unit=True) is None
+
+
+def test_pairing_takes_the_difficulty_of_tasks_out():
+    chance = np.random.default_rng(1)
+    hard = chance.normal(0, 10, 60)
+    first, second = hard + chance.normal(1, 0.5, (1, 60)), hard + chance.normal(0, 0.5, (1, 60))
+    assert difference(first, second, unit=False).error < 0.2
+    assert arm_mean(first, None).error > 1
+
+
+def test_seeds_that_disagree_widen_the_interval_however_many_tasks_there_are():
+    chance = np.random.default_rng(2)
+    noise = chance.normal(0, 0.1, (2, 3, 2000))
+    quiet = difference(*noise, unit=False).error
+    loud = difference(*(noise + np.array([0.0, 0.3, -0.3])[None, :, None]), unit=False).error
+    assert loud > 10 * quiet
+
+
+def test_a_single_seed_borrows_the_scatter_of_the_other_arm():
+    chance = np.random.default_rng(3)
+    several = chance.normal(0, 0.1, (4, 500)) + np.array([0.2, -0.2, 0.1, -0.1])[:, None]
+    single = chance.normal(0, 0.1, (1, 500))
+    spread = seed_spread(several)
+    found = difference(single, several, unit=False)
+    assert found.seed_variance == pytest.approx((spread.scatter - spread.noise) * (1 + 1 / 4))
+    fixed = difference(several, single, unit=False, other_is_fixed=True)
+    assert fixed.seed_variance == pytest.approx((spread.scatter - spread.noise) / 4)
+
+
+def test_seeds_that_happen_to_agree_are_not_believed_and_restless_ones_are():
+    usual = pooled_spread(SeedSpread(scatter=4.0, noise=1.0, degrees=1) for _ in range(5))
+    calm, wild = SeedSpread(scatter=0.1, noise=1.0, degrees=1), SeedSpread(scatter=90.0, noise=1.0, degrees=1)
+    assert supported([(calm, 0.5)], usual)[0][0].scatter == pytest.approx(4.0)
+    assert supported([(calm, 0.5), (calm, 0.5)], usual)[0][0].scatter == pytest.approx(2.05)
+    assert supported([(wild, 0.5)], usual) == [(wild, 0.5)]
+
+
+def test_one_arm_gone_wild_does_not_spoil_what_is_said_of_the_others():
+    usual = [SeedSpread(scatter=4.0, noise=1.0, degrees=2) for _ in range(5)]
+    wild = SeedSpread(scatter=4e6, noise=1.0, degrees=2)
+    assert pooled_spread([*usual, wild, None]).scatter == pytest.approx((5 * 4 + 40) / 6)
+    assert pooled_spread([None]) is None
+
+
+def world(chance, *, arms, seeds, tasks, seed_effect=0.0):
+    """Passes and failures: tasks differ in difficulty, arms in what they find hard, seeds in luck. No arm is better."""
+    logit = (
+        0.4
+        + 1.5 * chance.standard_normal((1, 1, tasks))
+        + 0.5 * chance.standard_normal((arms, 1, tasks))
+        + seed_effect * chance.standard_normal((arms, seeds, 1))
+    )
+    return (chance.random((arms, seeds, tasks)) < 1 / (1 + np.exp(-logit))).astype(float)
+
+
+def true_mean(seed_effect):
+    spread = np.sqrt(1.5**2 + 0.5**2 + seed_effect**2)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    return float(weights @ (1 / (1 + np.exp(-(0.4 + spread * nodes)))) / weights.sum())
+
+
+@pytest.mark.parametrize(
+    ("seeds", "tasks", "seed_effect"),
+    [(1, 100, 0.0), (1, 400, 0.0), (2, 100, 0.1), (3, 100, 0.0), (3, 100, 0.3), (3, 30, 0.3), (5, 100, 0.3)],
+)
+def test_between_93_and_97_of_100_intervals_hold_the_truth(seeds, tasks, seed_effect):
+    chance, repeats, truth = np.random.default_rng(7), 1000, true_mean(seed_effect)
+    hits = np.zeros(2)
+    for _ in range(repeats):
+        values = world(chance, arms=3, seeds=seeds, tasks=tasks, seed_effect=seed_effect)
+        pooled = pooled_spread(map(seed_spread, values))
+        pair = difference(values[0], values[1], unit=True, pooled=pooled).interval()
+        arm = arm_interval(values[0], arm_mean(values[0], pooled), unit=True)
+        hits += [pair[0] <= 0.0 <= pair[1], arm[0] <= truth <= arm[1]]
+    assert (hits / repeats).min() >= 0.93 and (hits / repeats).max() <= 0.97, hits / repeats
+
+
+def test_numbers_of_any_size_are_covered_too():
+    chance, hits = np.random.default_rng(8), 0
+    for _ in range(1000):
+        tasks = chance.normal(0, 300, (1, 1, 25))
+        values = 900 + tasks + chance.normal(0, 20, (2, 3, 1)) + chance.normal(0, 80, (2, 3, 25))
+        low, high = difference(values[0], values[1], unit=False).interval()
+        hits += low <= 0 <= high
+    assert 0.93 <= hits / 1000 <= 0.97
+
+
+def test_an_estimate_stays_where_values_can_be():
+    found = Estimate(value=0.99, centre=0.99, n_tasks=9, error=0.2, bounds=(-1.0, 1.0))
+    assert found.interval()[1] == 1.0

@@ -1,0 +1,72 @@
+"""What looking at many arms costs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from evsys_sdk.eval.selection import holm, picked_score
+
+
+def test_holm_is_statsmodels_to_nine_digits():
+    # multipletests([...], method="holm") of statsmodels 0.15
+    found = holm([0.001, 0.02, 0.04, 0.03, 0.5, 0.0125])
+    assert found == pytest.approx([0.006, 0.08, 0.09, 0.09, 0.5, 0.0625], abs=1e-9)
+
+
+def test_holm_is_the_closed_test_over_bonferroni():
+    p = [0.2, 0.011, 0.004, 0.03]
+    for index, corrected in enumerate(holm(p)):
+        families = [f for size in range(1, 5) for f in itertools.combinations(range(4), size) if index in f]
+        assert corrected == pytest.approx(max(min(1.0, len(f) * min(p[i] for i in f)) for f in families), abs=1e-12)
+
+
+def test_a_test_that_could_not_be_made_counts_and_has_no_p_value():
+    assert holm([None, 0.02, None]) == [None, pytest.approx(0.06), None]
+    assert holm([]) == []
+
+
+def test_an_arm_far_ahead_keeps_its_score():
+    chance = np.random.default_rng(0)
+    arms = [(chance.random((3, 80)) < share).astype(float) for share in (0.2, 0.9, 0.3)]
+    assert picked_score(arms) == pytest.approx(arms[1].mean(), abs=1e-12)
+    assert picked_score(arms, mode="min") == pytest.approx(arms[0].mean(), abs=0.03)
+
+
+def test_the_same_values_give_the_same_score_again():
+    chance = np.random.default_rng(1)
+    arms = [(chance.random((2, 30)) < 0.5).astype(float) for _ in range(4)]
+    assert picked_score(arms) == picked_score(arms)
+
+
+def test_equal_arms_share_the_pick():
+    same = (np.random.default_rng(2).random((1, 60)) < 0.5).astype(float)
+    assert picked_score([same, same, same]) == pytest.approx(same.mean(), abs=1e-12)
+
+
+def test_two_tasks_are_the_least():
+    assert picked_score([np.ones((1, 1)), np.zeros((1, 1))]) is None
+    assert picked_score([np.ones((1, 2)), np.zeros((1, 2))]) == 1.0
+
+
+@pytest.mark.parametrize(("seeds", "luck"), [(1, 0.0), (2, 0.05), (3, 0.05)])
+def test_of_six_equal_arms_the_picked_one_is_not_flattered(seeds, luck):
+    chance = np.random.default_rng(3)
+    highest, corrected = [], []
+    for _ in range(800):
+        share = 0.7 + chance.normal(0, luck, (6, seeds, 1))
+        values = (chance.random((6, seeds, 100)) < share).astype(float)
+        highest.append(values.mean(axis=(1, 2)).max())
+        corrected.append(picked_score(list(values)))
+    assert np.mean(highest) - 0.7 > 0.03
+    assert abs(np.mean(corrected) - 0.7) <= 0.005
+
+
+def test_lower_is_better_is_corrected_upwards():
+    chance = np.random.default_rng(4)
+    values = [chance.normal(100, 10, (400, 1, 50)) for _ in range(6)]
+    lowest = np.mean([min(arm[i].mean() for arm in values) for i in range(400)])
+    corrected = np.mean([picked_score([arm[i] for arm in values], mode="min") for i in range(400)])
+    assert lowest < 98.5 and abs(corrected - 100) < 0.3
