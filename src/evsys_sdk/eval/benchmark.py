@@ -1,7 +1,8 @@
 """A benchmark: a suite of tasks, read once and scored any number of times.
 
-In: a `tasks.jsonl` (or the directory that holds one) and, to score, a rollout engine with something to sample from.
-Out: an `EvalResult`. Where rollouts come from is the engine's business; how they fold into scores is `scoring`'s.
+In: a `tasks.jsonl`, the directory that holds one, or a directory of harbor's task directories; and, to score, a rollout
+engine with something to sample from. Out: an `EvalResult`. Where rollouts come from is the engine's business; how they
+fold into scores is `scoring`'s.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from evsys_sdk.errors import DataError, EvsysError, UnknownKind
 from evsys_sdk.eval.metrics import samples_needed
 from evsys_sdk.eval.scoring import NamedMetric, break_down, score_all, scores_of_task, why_invalid
 from evsys_sdk.jsonl import open_bytes, parse_object
-from evsys_sdk.protocols import EvalResult, Renderer, RolloutEngine
+from evsys_sdk.protocols import AgentSpec, EvalResult, FinishedRollouts, Renderer, RolloutEngine
 from evsys_sdk.registry import metrics as metric_registry
 from evsys_sdk.registry import verifiers
 from evsys_sdk.surface import SamplingClient, SamplingParams
+from evsys_sdk.task_dirs import CONFIG, contents_sha256, read_tasks, task_directory
 
 TASKS_FILE = "tasks.jsonl"
 
@@ -35,13 +37,17 @@ class Benchmark:
     name: str
     tasks: list[HarborTask]
     sha256: str
-    """Of the file, or of the rows in canonical JSON: the same hash, the same suite."""
+    """Of the file, of the rows in canonical JSON, or of all files of the task directories: the same hash, the same
+    suite, wherever it lies."""
     places: list[str] = field(default_factory=list)
-    """Where each task stands, `tasks.jsonl:12`, for messages."""
+    """Where each task stands, `tasks.jsonl:12` or its directory, for messages."""
 
     @classmethod
     def load(cls, path: str | Path, *, name: str | None = None) -> Benchmark:
-        """The suite in a `tasks.jsonl`, or in a directory that holds one."""
+        """The suite in a `tasks.jsonl`, in a directory that holds one, or in a directory of harbor's task directories
+        (or one such directory alone)."""
+        if _holds_task_directories(Path(path)):
+            return cls.from_dir(path, name=name)
         file = _tasks_file(Path(path))
         digest = hashlib.sha256()
         tasks, places = [], []
@@ -53,6 +59,16 @@ class Benchmark:
                     tasks.append(_parsed(line, places[-1]))
         own_name = file.parent.name if file.name == TASKS_FILE else file.name.split(".")[0]
         return cls._of(name or own_name, tasks, places, digest.hexdigest())
+
+    @classmethod
+    def from_dir(cls, path: str | Path, *, name: str | None = None) -> Benchmark:
+        """The suite of harbor's task directories below `path`, or the one task that `path` is."""
+        root = Path(path)
+        if not root.is_dir():
+            raise DataError(f"{root} is not a directory of task directories: it {_what_it_is(root)}")
+        tasks = read_tasks(root)
+        places = [str(task_directory(task)) for task in tasks]
+        return cls._of(name or root.absolute().name, tasks, places, contents_sha256(root, places))
 
     @classmethod
     def from_iterable(cls, name: str, rows: Iterable[HarborTask | dict[str, Any]]) -> Benchmark:
@@ -83,6 +99,8 @@ class Benchmark:
         breakdown_keys: Sequence[str] = (),
         seed: int | None = None,
         step: int | None = None,
+        agent: AgentSpec | None = None,
+        finished: FinishedRollouts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> EvalResult:
         """Roll the model out on the tasks and fold the rewards; the options are those of a `metadata.benchmark` entry.
@@ -93,7 +111,10 @@ class Benchmark:
         named, each = _plan(metrics, num_samples)
         tasks = self.tasks[:limit]
         sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        groups = await engine.roll_out(tasks, sampler=sampler, renderer=renderer, sampling=sampling, num_samples=each)
+        worker = {} if agent is None else {"agent": agent}
+        groups = await engine.roll_out(
+            tasks, sampler=sampler, renderer=renderer, sampling=sampling, num_samples=each, finished=finished, **worker
+        )
         scored = [
             scores_of_task(task.task_id, rollouts, target=_target(task), metadata=task.metadata)
             for task, rollouts in zip(tasks, groups, strict=True)
@@ -158,9 +179,20 @@ def _problem(plan: InProcessVerifier) -> str | None:
 def _tasks_file(path: Path) -> Path:
     file = path / TASKS_FILE if path.is_dir() else path
     if not file.is_file():
-        what = f"there is no {TASKS_FILE} in it" if path.is_dir() else "it does not exist"
-        raise DataError(f"{path} is not a benchmark: {what}; a benchmark is a {TASKS_FILE} or a directory holding one")
+        what = f"there is no {TASKS_FILE} and no task directory in it" if path.is_dir() else "it does not exist"
+        raise DataError(
+            f"{path} is not a benchmark: {what}; a benchmark is a {TASKS_FILE}, a directory holding one, or a "
+            "directory of task directories (task.toml, instruction.md, tests/test.sh)"
+        )
     return file
+
+
+def _holds_task_directories(path: Path) -> bool:
+    return path.is_dir() and not (path / TASKS_FILE).exists() and next(path.rglob(CONFIG), None) is not None
+
+
+def _what_it_is(path: Path) -> str:
+    return "is a file" if path.exists() else "does not exist"
 
 
 def _parsed(line: bytes, place: str) -> HarborTask:

@@ -256,7 +256,14 @@ class CostPerTask:
     """US dollars that one try at a task costs."""
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
-        return _mean_per_task(rollouts, lambda rollout: rollout.cost_usd)
+        return _mean_per_task(rollouts, _cost_of)
+
+
+def _cost_of(rollout: Rollout) -> float:
+    if rollout.metadata.get("unpriced"):  # its cost_usd of 0 means "not known"
+        model = rollout.metadata.get("model", "the model")
+        raise EvsysError(f"the price of {model} is not known: give the client `price: {{input, output}}`")
+    return rollout.cost_usd
 
 
 @register_metric("time_per_task", yields=True)

@@ -7,17 +7,20 @@ verifier are judged by it; all others by comparison with their target. Folding i
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from evsys_sdk.answers import answer_in, same_answer, wanted_answer
+from evsys_sdk.constants import VERIFIER_SECONDS
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, detect_format, from_dict
 from evsys_sdk.errors import BackendError, Cancelled, DataError, EvsysError, blame, shorten
 from evsys_sdk.eval.scoring import NamedMetric, score_all, scores_of_task, why_invalid
-from evsys_sdk.protocols import EvalResult, Rollout, Row, Turn
+from evsys_sdk.protocols import EvalResult, FinishedRollouts, Rollout, Row, Turn
 from evsys_sdk.registry import verifiers
 
 Prompt = str | list[dict[str, Any]]
@@ -46,18 +49,28 @@ async def score_rows(
     client: Any,
     limit: int | None = None,
     concurrency: int = CONCURRENCY,
+    finished: Callable[[str], FinishedRollouts] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EvalResult:
-    """Scores of `client`'s answers to the first `limit` rows; a row that cannot be asked is refused before any is."""
+    """Scores of `client`'s answers to the first `limit` rows; a row that cannot be asked is refused before any is.
+
+    `finished` gives, for the hash of the questions, those that were answered before an interruption."""
     started = clock()
     questions = [question_of(row, index) for index, row in enumerate(rows[:limit])]
     ask, slots = asker(client), asyncio.Semaphore(concurrency)
+    done = finished(_hash(questions)) if finished else None
 
     async def answer(question: Question) -> Rollout:
+        known = done.find(question.id, 0) if done else None
+        if known is not None:
+            return known
         async with slots:
-            return await _answered(question, ask, clock)
+            rollout = await _answered(question, ask, clock)
+        if done:
+            done.add(question.id, 0, rollout)
+        return rollout
 
-    rollouts = await _gathered([asyncio.ensure_future(answer(question)) for question in questions])
+    rollouts = await gathered([asyncio.ensure_future(answer(question)) for question in questions])
     tasks = [
         scores_of_task(question.id, [rollout], target=question.target)
         for question, rollout in zip(questions, rollouts, strict=True)
@@ -72,7 +85,13 @@ async def score_rows(
     )
 
 
-async def _gathered(jobs: list[asyncio.Future[Rollout]]) -> list[Rollout]:
+def _hash(questions: Sequence[Question]) -> str:
+    """The same for the same questions, answers and verifiers."""
+    return hashlib.sha256(json.dumps([asdict(one) for one in questions], default=repr).encode()).hexdigest()
+
+
+async def gathered(jobs: list[asyncio.Future[Rollout]]) -> list[Rollout]:
+    """The results in order; when one raises, the others end with it."""
     try:
         return list(await asyncio.gather(*jobs))
     except BaseException:  # cancelled: what is still under way must not go on behind our back
@@ -97,6 +116,22 @@ def asker(client: Any) -> Ask:
     return lambda prompt: asyncio.to_thread(client.generate, prompt=prompt, **options)
 
 
+async def ask_text(
+    client: Any, prompt: Prompt, *, max_tokens: int, temperature: float, stop: Sequence[str] | None = None
+) -> str:
+    """What an InferenceClient says to a prompt with these settings; in a thread unless it can be awaited."""
+    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "stop": stop}
+    if callable(getattr(client, "agenerate", None)):
+        text = await client.agenerate(prompt=prompt, **options)
+    elif inspect.iscoroutinefunction(client.generate):
+        text = await client.generate(prompt=prompt, **options)
+    else:
+        text = await asyncio.to_thread(client.generate, prompt=prompt, **options)
+    if not isinstance(text, str):
+        raise BackendError(f"the client returned {type(text).__name__}, not text")
+    return text
+
+
 async def _answered(question: Question, ask: Ask, clock: Callable[[], float]) -> Rollout:
     started = clock()
     text: str | None = None
@@ -106,7 +141,7 @@ async def _answered(question: Question, ask: Ask, clock: Callable[[], float]) ->
             text = await ask(question.prompt)
         if not isinstance(text, str):
             raise BackendError(f"inference on {question.id} returned {type(text).__name__}, not text")
-        reward = _reward(question, text)
+        reward = await _reward(question, text)
     except Cancelled:
         raise
     except EvsysError as exc:
@@ -127,12 +162,12 @@ def _prediction(text: Any) -> dict[str, str]:
     return {"prediction": answer_in(text)} if isinstance(text, str) else {}
 
 
-def _reward(question: Question, text: str) -> float:
+async def _reward(question: Question, text: str) -> float:
     plan = question.verifier
     if plan is None:
         return float(same_answer(text, question.target))
-    verdict = verifiers.adapted(plan.fn_name).judge(
-        text, plan.expected, plan.params, prompt=question.instruction, task_id=question.id
+    verdict = await verifiers.adapted(plan.fn_name).judge_within(
+        VERIFIER_SECONDS, text, plan.expected, plan.params, prompt=question.instruction, task_id=question.id
     )
     return float(verdict.reward)
 
@@ -163,7 +198,7 @@ def _task_question(row: Row, index: int) -> Question:
         raise DataError(f"eval row {index}: a verifier of kind {kind!r} cannot judge here; in_process can")
     system = task.metadata.get("system")
     before = [{"role": "system", "content": system}] if system else []
-    prompt = _shortest([*before, {"role": "user", "content": task.instruction}])
+    prompt = shortest([*before, {"role": "user", "content": task.instruction}])
     return Question(
         id=task.task_id,
         prompt=prompt,
@@ -186,7 +221,7 @@ def prompt_of(row: Row) -> Prompt | None:
     messages = row.get("messages")
     if isinstance(messages, list):
         before = messages[:-1] if _answers_itself(row, messages) else messages
-        return _shortest(before) if before else None
+        return shortest(before) if before else None
     inputs = row.get("inputs")
     if isinstance(inputs, dict) and inputs:
         lines = [f"{key}: {value}" for key, value in inputs.items()]
@@ -202,7 +237,7 @@ def _answers_itself(row: Row, messages: list[Any]) -> bool:
     return last.get("role") == "assistant" and target in (None, last.get("content"))
 
 
-def _shortest(messages: list[dict[str, Any]]) -> Prompt:
+def shortest(messages: list[dict[str, Any]]) -> Prompt:
     """A chat of one user text as just that text: what a client that knows no messages can take."""
     only = messages[0] if len(messages) == 1 else {}
     content = only.get("content")
