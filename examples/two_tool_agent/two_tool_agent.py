@@ -10,25 +10,20 @@ A harness of your own looks the same: any harbor BaseAgent that takes `policy`, 
 
 from __future__ import annotations
 
-import re
-
 from harbor.agents.base import BaseAgent
 
 from evsys_sdk import register_verifier
 from evsys_sdk.rollout.policies import live_policy
 
-STONES = {"red": (90, 10), "green": (10, 90), "blue": (90, 90), "black": (10, 10)}
-"""Weight and length."""
 
-
-def scale(stone: str) -> str:
+def scale(stone: dict) -> str:
     """How much does it weigh?"""
-    return f"the scale says {STONES[stone][0]}"
+    return f"the scale says {stone['weight']}"
 
 
-def ruler(stone: str) -> str:
+def ruler(stone: dict) -> str:
     """How long is it?"""
-    return f"the ruler says {STONES[stone][1]}"
+    return f"the ruler says {stone['length']}"
 
 
 class TwoToolAgent(BaseAgent):
@@ -57,7 +52,7 @@ class TwoToolAgent(BaseAgent):
             if tool is None:
                 break
             used.append(tool.__name__)
-            said = tool(re.search("|".join(STONES), instruction).group())
+            said = tool(self.policy.task.metadata)
             messages += [{"role": "assistant", "content": turn.text}, {"role": "tool", "content": said}]
         if used:
             turn = await self.policy.complete(messages)
@@ -80,14 +75,3 @@ def tool_then_answer(completion: str, expected: str) -> float:
     tool, _, answer = completion.partition(": ")
     right_tool, _, right_answer = expected.partition(": ")
     return 0.5 * (tool == right_tool) + 0.5 * (tool == right_tool and answer == right_answer)
-
-
-def tasks() -> list[dict]:
-    """Every stone, asked for its weight and for its length."""
-    rows = []
-    for stone, (weight, length) in STONES.items():
-        for word, tool, number in (("heavy", "scale", weight), ("long", "ruler", length)):
-            verifier = {"fn_name": "tool_then_answer", "expected": f"{tool}: {'yes' if number > 50 else 'no'}"}
-            row = {"task_id": f"{stone}-{word}", "instruction": f"Is the {stone} stone {word}?", "verifier": verifier}
-            rows.append(row)
-    return rows

@@ -29,6 +29,7 @@ _PLAIN = {
     "environment.": {"build_timeout_sec", "cpus", "memory_mb", "storage_mb"},
 }
 """What a task.toml may say without needing an environment: limits, and the size of one that it does not use."""
+_LEFT_BEHIND = frozenset({".git", ".DS_Store", "__pycache__", ".pytest_cache", "Thumbs.db"})
 _REWARDS = "/logs/verifier/reward"
 _BY_EXIT_CODE = """#!/bin/bash
 # harbor reads a reward, these tests answer with their exit code. A reward that lies there already is nobody's.
@@ -52,7 +53,7 @@ def read_tasks(root: str | Path) -> list[HarborTask]:
     root = Path(root)
     if is_task_directory(root):
         return [read_task(root)]
-    found = sorted(path.parent for path in root.rglob(CONFIG))
+    found = task_directories(root)
     if not found:
         raise DataError(f"{root} holds no task directories: there is no {CONFIG} in it or below it")
     tasks: dict[str, HarborTask] = {}
@@ -65,22 +66,64 @@ def read_tasks(root: str | Path) -> list[HarborTask]:
     return list(tasks.values())
 
 
+def task_directories(root: Path) -> list[Path]:
+    """Every task directory in or below `root`, in order. A task.toml inside a task's own files is one of its files."""
+    found: list[Path] = []
+    for folder in sorted((path.parent for path in root.rglob(CONFIG)), key=lambda path: path.parts):
+        if not found or not folder.is_relative_to(found[-1]):
+            found.append(folder)
+    return found
+
+
+def contents_sha256(root: Path, folders: Iterable[str | Path]) -> str:
+    """Of every file of these task directories below `root`, with its place in them: the same wherever `root` lies."""
+    digest, root = hashlib.sha256(), root.absolute()
+    for folder in folders:
+        for file in _files(Path(folder)):
+            place = file.relative_to(root).as_posix()
+            for part in (place.encode(), file.read_bytes()):
+                digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that make the task; what tools and desktops leave beside them is none."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    own = [path for path in files if not _LEFT_BEHIND.intersection(path.relative_to(folder).parts)]
+    return sorted(own, key=lambda path: path.relative_to(folder).parts)
+
+
 def read_task(path: str | Path, *, default_id: str | None = None) -> HarborTask:
     """The task in one directory; what its `task.toml` says of it is in the metadata."""
     folder = Path(path).absolute()
     config = _config(folder)
     described: dict[str, Any] = dict(config.get("metadata") or {})
-    ours: dict[str, Any] = described.pop("evsys", None) or {}
-    row = json.loads(ours["row"]) if "row" in ours else {}
+    row = _row(described.pop("evsys", None), folder)
     verifier = row.get("verifier") or _tests(folder)
     needs = [] if "verifier" in row else ["tests/test.sh"]
     harbor = {"dir": str(folder), "needs": [*needs, *_needs(config, folder)], "limits": _limits(config)}
     metadata = {**described, **(row.get("metadata") or {}), "harbor": harbor}
     instruction = row.get("instruction") or _instruction(config, folder)
     name = row.get("task_id") or default_id or folder.name
-    task = from_dict({"task_id": name, "instruction": instruction, "verifier": verifier, "metadata": metadata})
+    try:
+        task = from_dict({"task_id": name, "instruction": instruction, "verifier": verifier, "metadata": metadata})
+    except DataError as exc:
+        raise DataError(f"{folder}: {exc}") from exc
     assert isinstance(task, HarborTask)
     return task
+
+
+def _row(ours: Any, folder: Path) -> dict[str, Any]:
+    """What `write_task` left in `[metadata.evsys]`, as a row."""
+    if not isinstance(ours, dict) or "row" not in ours:
+        return {}
+    try:
+        row = json.loads(ours["row"])
+    except (TypeError, ValueError) as exc:
+        raise DataError(f"{folder / CONFIG}: metadata.evsys.row is no JSON: {exc}") from exc
+    if not isinstance(row, dict):
+        raise DataError(f"{folder / CONFIG}: metadata.evsys.row is no task")
+    return row
 
 
 def needs_of(task: HarborTask) -> list[str]:
@@ -166,7 +209,10 @@ def _tests(folder: Path) -> E2BVerifier:
 
 
 def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8") if file.is_file() else ""
+    try:
+        return file.read_text(encoding="utf-8") if file.is_file() else ""
+    except (OSError, UnicodeDecodeError) as exc:
+        raise DataError(f"{file}: {exc}") from exc
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -175,7 +221,7 @@ def _config(folder: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{folder} is not a task directory: it has no {CONFIG}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise DataError(f"{file}: {exc}") from exc
 
 

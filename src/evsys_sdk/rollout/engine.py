@@ -12,6 +12,7 @@ exception, and never a 0. Only here it is decided which way a rollout goes:
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib.util
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -22,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.protocols import AgentSpec, Renderer, Rollout, VerificationResult
+from evsys_sdk.protocols import AgentSpec, FinishedRollouts, Renderer, Rollout, VerificationResult
 from evsys_sdk.registry import verifiers
 from evsys_sdk.rollout.agents import BASE_URL, AgentClass, find_agent
 from evsys_sdk.rollout.lanes import STOPS, Grade, Job, LaneSettings, Outcome, all_of, rollout_of
@@ -50,7 +51,7 @@ async def grade_in_process(task: HarborTask, answer: str) -> VerificationResult:
     """The verdict of the task's own function; the grader of an engine that is given no other."""
     plan = task.verifier
     assert isinstance(plan, InProcessVerifier)  # others were refused before anything was sampled
-    verdict: VerificationResult = verifiers.adapted(plan.fn_name).judge(
+    verdict: VerificationResult = await verifiers.adapted(plan.fn_name).ajudge(
         answer, plan.expected, plan.params, prompt=task.instruction, task_id=task.task_id
     )
     return verdict
@@ -80,6 +81,12 @@ class RolloutEngine:
         # A semaphore belongs to one event loop; a run may use several, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
+    def limited_to(self, concurrency: int) -> RolloutEngine:
+        """The same engine with places of its own."""
+        own = copy.copy(self)
+        own.concurrency, own._slots = concurrency, WeakKeyDictionary()
+        return own
+
     async def roll_out(
         self,
         tasks: Sequence[HarborTask],
@@ -89,6 +96,7 @@ class RolloutEngine:
         sampling: SamplingParams,
         num_samples: int = 1,
         agent: AgentSpec | None = None,
+        finished: FinishedRollouts | None = None,
     ) -> list[list[Rollout]]:
         """One list per task, in order."""
         spec = agent or self.agent
@@ -103,8 +111,9 @@ class RolloutEngine:
             clock=self.clock,
             verifier_seconds=self.settings.limits.verifier_seconds,
         )
+        done = NoneFinished() if finished is None else finished
         async with self._front(worker) as front:
-            return await all_of([self._roll_task(task, asked, worker, front) for task in tasks])
+            return await all_of([self._roll_task(task, asked, worker, front, done) for task in tasks])
 
     @asynccontextmanager
     async def _front(self, worker: AgentClass | None) -> AsyncIterator[HttpFront | None]:
@@ -118,29 +127,60 @@ class RolloutEngine:
             yield front
 
     async def _roll_task(
-        self, task: HarborTask, asked: Asked, worker: AgentClass | None, front: HttpFront | None
+        self,
+        task: HarborTask,
+        asked: Asked,
+        worker: AgentClass | None,
+        front: HttpFront | None,
+        finished: FinishedRollouts,
     ) -> list[Rollout]:
         reason = self._refusal(task)
         if reason is not None:
             return broken(task, reason, asked.num_samples)
         if worker is None and not needs_of(task):
-            async with self._slot():
-                return await roll_task(task, asked)
+            return await self._answer(task, asked, finished)
         try:
             worker = worker or find_agent(CHAT)
         except STOPS:
             raise
         except Exception as exc:
             return broken(task, say(exc), asked.num_samples)
-        return await all_of([self._work(task, index, asked, worker, front) for index in range(asked.num_samples)])
+        tries = range(asked.num_samples)
+        return await all_of([self._work(task, index, asked, worker, front, finished) for index in tries])
+
+    async def _answer(self, task: HarborTask, asked: Asked, finished: FinishedRollouts) -> list[Rollout]:
+        """All rollouts of a task that takes one answer: they are drawn together, and so are done together."""
+        found = [finished.find(task.task_id, sample) for sample in range(asked.num_samples)]
+        if None not in found:
+            return [rollout for rollout in found if rollout is not None]
+        async with self._slot():
+            made = await roll_task(task, asked)
+        for sample, rollout in enumerate(made):
+            finished.add(task.task_id, sample, rollout)
+        return [old or new for old, new in zip(found, made, strict=True)]
 
     def _refusal(self, task: HarborTask) -> str | None:
         return None if self.grade is not None and not has_own_tests(task) else refusal(task)
 
     async def _work(
+        self,
+        task: HarborTask,
+        sample: int,
+        asked: Asked,
+        worker: AgentClass,
+        front: HttpFront | None,
+        finished: FinishedRollouts,
+    ) -> Rollout:
+        """One rollout of an agent, unless it is done already."""
+        found = finished.find(task.task_id, sample)
+        if found is None:
+            found = await self._roll(task, sample, asked, worker, front)
+            finished.add(task.task_id, sample, found)
+        return found
+
+    async def _roll(
         self, task: HarborTask, sample: int, asked: Asked, worker: AgentClass, front: HttpFront | None
     ) -> Rollout:
-        """One rollout of an agent."""
         async with self._slot():
             await take_turn()
             started = self.clock()
@@ -171,6 +211,16 @@ class RolloutEngine:
         if loop not in self._slots:
             self._slots[loop] = asyncio.Semaphore(self.concurrency)
         return self._slots[loop]
+
+
+class NoneFinished:
+    """Every rollout is to be made, and nobody keeps them."""
+
+    def find(self, task_id: str, sample: int) -> Rollout | None:
+        return None
+
+    def add(self, task_id: str, sample: int, rollout: Rollout) -> None:
+        pass
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from harbor.models.task.config import EnvironmentConfig
 from harbor.models.trial.paths import TrialPaths
 from harbor.trial.errors import AgentSetupTimeoutError, AgentTimeoutError, VerifierTimeoutError
 
+from evsys_sdk.asyncs import within
 from evsys_sdk.data_types import HarborTask, content_text
 from evsys_sdk.errors import FOREIGN, BackendUnavailable, EvsysError
 from evsys_sdk.protocols import VerificationResult
@@ -167,7 +168,7 @@ class _Try:
 async def _within(work: Coroutine[Any, Any, Any], seconds: float, error: type[Exception], what: str) -> Any:
     # As in harbor, a timeout that the work itself raises is the same as ours; a sampler's never gets here.
     try:
-        return await asyncio.wait_for(work, timeout=seconds)
+        return await within(work, seconds)
     except TimeoutError as exc:
         raise error(f"{what} timed out after {seconds} seconds") from exc
 

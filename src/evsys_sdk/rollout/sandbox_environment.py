@@ -17,14 +17,14 @@ from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFa
 from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.models.trial.paths import EnvironmentPaths
 
+from evsys_sdk.dockerfile import INSTEAD, SYSTEM, Step, missing_packages, steps_of, top_folder
 from evsys_sdk.errors import DataError, shorten
-from evsys_sdk.rollout.dockerfile import INSTEAD, Step, fetches, steps_of
+from evsys_sdk.rollout.environment_checks import files_problem
 from evsys_sdk.sandbox import HOME, Limits, Sandbox
 
 PATHS = EnvironmentPaths()
 KEPT = (HOME, "/logs", "/tests", "/solution", "/harbor", "/root", "/home", "/workspace", "/tmp")
 """Top-level folders that outlive a command, besides those that the task itself names."""
-SYSTEM = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/dev", "/proc", "/sys")
 DEFAULT_SECONDS = 3600.0
 """For a command without a time limit of its own."""
 
@@ -49,17 +49,14 @@ class SandboxEnvironment(BaseEnvironment):
         return EnvironmentCapabilities(disable_internet=True)
 
     def _validate_definition(self) -> None:
-        if (self.environment_dir / "docker-compose.yaml").exists():
-            raise DataError(f"the sandbox cannot do docker-compose; {INSTEAD}")
-        root = self.environment_dir.parent
-        for script in sorted([*root.glob("tests/*.sh"), *root.glob("steps/*/tests/*.sh")]):
-            line = fetches(script.read_text(encoding="utf-8", errors="replace"))
-            if line is not None:
-                raise DataError(
-                    f"the sandbox has no network, and {script.relative_to(root)} needs one: {line}; {INSTEAD}"
-                )
+        wrong = files_problem(self.environment_dir.parent, tested=False)
+        if wrong is not None:
+            raise DataError(wrong)
 
     async def start(self, force_build: bool) -> None:
+        missing = await asyncio.to_thread(missing_packages, self.steps)
+        if missing is not None:
+            raise SandboxBuildFailedError(f"{missing}: install it here, or {INSTEAD}")
         self.box = Sandbox(folders=self._folders(), limits=self._limits())
         await self.box.open()
         await self._must(f"mkdir -p {self.workdir} {PATHS.agent_dir} {PATHS.verifier_dir} {PATHS.artifacts_dir}", "/")
@@ -68,8 +65,7 @@ class SandboxEnvironment(BaseEnvironment):
 
     def _folders(self) -> tuple[str, ...]:
         named = [self.workdir, *(step.words[-1] for step in self.steps if step.kind in ("workdir", "copy"))]
-        parts = [PurePosixPath(path).parts for path in named if path.startswith("/")]
-        tops = ["/" + part[1] for part in parts if len(part) > 1]
+        tops = [top for top in map(top_folder, named) if top]
         reserved = [top for top in tops if top in SYSTEM]
         if reserved:
             raise SandboxBuildFailedError(f"nothing can be put into {reserved[0]} of the sandbox; {INSTEAD}")
@@ -87,7 +83,7 @@ class SandboxEnvironment(BaseEnvironment):
             await self._must(f"mkdir -p {shlex.quote(self.workdir)}", "/")
         elif step.kind == "run":
             await self._must(step.words[0], self.workdir)
-        else:
+        elif step.kind == "copy":
             await self._copy(step.words[:-1], step.words[-1])
 
     async def _copy(self, sources: tuple[str, ...], destination: str) -> None:

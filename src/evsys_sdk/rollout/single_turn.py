@@ -6,10 +6,10 @@ breaks on the way is a rollout with a status and no reward: not an exception, an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from evsys_sdk.asyncs import within
 from evsys_sdk.data_types import HarborTask, task_messages
 from evsys_sdk.protocols import Renderer, Rollout, Turn
 from evsys_sdk.rollout.lanes import STOPS, Grade, all_of
@@ -66,7 +66,7 @@ async def _graded(task: HarborTask, prompt: list[int], sequence: SampledSequence
         text = text_of(sequence.tokens, asked.renderer.tokenizer)
         turn = Turn(prompt_tokens=prompt, completion_tokens=sequence.tokens, logprobs=sequence.logprobs, text=text)
         rollout = replace(rollout, turns=[turn])
-        verdict = await asyncio.wait_for(asked.grade(task, text), asked.verifier_seconds)
+        verdict = await within(asked.grade(task, text), asked.verifier_seconds)
     except STOPS:
         raise
     except TimeoutError:

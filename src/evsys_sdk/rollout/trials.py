@@ -58,6 +58,8 @@ class _Work:
     """What is known of a trial while it goes on, over all its attempts."""
 
     job: Job
+    handled: BaseException | None = field(default_factory=sys.exception)
+    """What whoever asked for the rollout is just dealing with; it is none of the agent's."""
     attempt: int = 0
     agent_failed: bool = False
     answer: str = ""
@@ -87,7 +89,7 @@ class _Work:
             self.job.policy.begin_again()
         if event.event is TrialEvent.AGENT_END:
             # A hook of an agent that is failing runs inside its exception; harbor does not record it before.
-            self.agent_failed = sys.exception() is not None
+            self.agent_failed = sys.exception() is not self.handled
         if event.event is TrialEvent.VERIFICATION_START:
             self.answer = self._answer(event.result)
         await self.job.tell(event.event.value, self.attempt)

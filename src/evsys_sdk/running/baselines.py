@@ -1,0 +1,176 @@
+"""API models beside the arms: the `models` of benchmark entries, scored once per experiment.
+
+In: the entries, and the experiment's journal. Out: `ModelScore`s. They are scored on a thread of their own while the
+arms train. What was scored before with the same settings on the same tasks is not asked for again, also after a kill in
+the midst of it; only `--fresh` asks anew. A model that cannot be asked is a result with an error, never the arms'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk import registry
+from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig, HostedModel
+from evsys_sdk.errors import Cancelled
+from evsys_sdk.eval.benchmark import Benchmark
+from evsys_sdk.jsonl import encode_row
+from evsys_sdk.protocols import EvalResult
+from evsys_sdk.record.conclusion import ModelScore
+from evsys_sdk.record.environment import config_hash
+from evsys_sdk.record.finished import JournalledRollouts, retold, to_data_without
+from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.record.run_record import plain_settings
+from evsys_sdk.running.hosted import CONCURRENCY, score_hosted
+from evsys_sdk.running.interrupts import StopFlag
+from evsys_sdk.running.parts import Parts
+from evsys_sdk.running.scoring import find_benchmark, guarded
+
+LOOK_SECONDS = 0.2
+"""Between two looks at whether the user wants to stop."""
+HOW_ASKED = ("metrics", "num_samples", "max_tokens", "temperature", "limit", "breakdown_keys", "engine")
+"""Settings of an entry that a model's score depends on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One model on one entry."""
+
+    entry: BenchmarkEntry
+    model: HostedModel
+    place: str
+    """Of the model, in the config."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Baselines:
+    """The API models of one experiment."""
+
+    config: ExperimentConfig
+    parts: Parts
+    journal: Journal
+    stop: StopFlag
+    fresh: bool = False
+    max_tasks: int | None = None
+    """A ceiling from `--dry`."""
+    scores: list[ModelScore] = field(default_factory=list)
+    suites: dict[str, Benchmark] = field(default_factory=dict)
+
+    @contextmanager
+    def beside(self) -> Iterator[list[ModelScore]]:
+        """Score while the block runs; after it the list is complete, as far as nobody stopped it."""
+        wanted = [
+            Wanted(entry=entry, model=model, place=f"metadata.benchmark[{index}].models[{number}]")
+            for index, entry in enumerate(self.config.metadata.benchmark)
+            for number, model in enumerate(entry.models)
+        ]
+        if not wanted:
+            yield self.scores
+            return
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="evsys-models") as pool:
+            done: Future[None] = pool.submit(lambda: asyncio.run(self._score_all(wanted)))
+            yield self.scores
+            done.result()
+
+    async def _score_all(self, wanted: list[Wanted]) -> None:
+        for one in wanted:
+            if self.stop.event.is_set():
+                return
+            work = guarded(partial(self._score, one), name=one.entry.label, split=one.entry.role)
+            try:
+                result = await self._unless_stopped(work)
+            except Cancelled:
+                return
+            self.scores.append(ModelScore(model=one.model.label, result=result))
+
+    async def _unless_stopped(self, work: Any) -> EvalResult:
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_SECONDS)
+            if self.stop.event.is_set() and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                raise Cancelled("stopped by the user")
+        result: EvalResult = task.result()
+        return result
+
+    async def _score(self, one: Wanted) -> EvalResult:
+        """The model's score: the one that the journal has, or a new one."""
+        entry, model = one.entry, one.model
+        suite, limit, parts = self._suite(entry), self._limit(entry), Parts()
+        client = parts.build(registry.inference, model, one.place)
+        settings = _settings(entry, model, client)
+        attempt = self._attempt(entry, model, {"tasks": suite.sha256, "limit": limit, **settings})
+        known = [event for event in attempt.events(upto=0) if event.kind == "final_eval"]
+        if known:
+            return retold(known[-1].data, attempt)
+        self.parts.settings += parts.settings  # whoever is not asked reads no settings, and owes none
+        kept = JournalledRollouts(attempt, "rollouts")
+        result = await score_hosted(
+            suite,
+            client,
+            split=entry.role,
+            metrics=entry.metrics,
+            num_samples=entry.num_samples,
+            breakdown_keys=entry.breakdown_keys,
+            limit=limit,
+            concurrency=entry.n_concurrent or CONCURRENCY,
+            finished=kept,
+            **settings,
+        )
+        if result.error is None:
+            attempt.add("final_eval", to_data_without(result, kept), at=0)
+        return result
+
+    def _suite(self, entry: BenchmarkEntry) -> Benchmark:
+        key = f"{entry.role}/{entry.label}"
+        if key not in self.suites:
+            self.suites[key] = find_benchmark(entry, self.config)
+        return self.suites[key]
+
+    def _limit(self, entry: BenchmarkEntry) -> int | None:
+        return min((limit for limit in (entry.limit, self.max_tasks) if limit is not None), default=None)
+
+    def _attempt(self, entry: BenchmarkEntry, model: HostedModel, asked: dict[str, Any]) -> RunJournal:
+        """The journal of this question, which goes on as long as the question stays the same."""
+        how = {key: value for key, value in plain_settings(entry).items() if key in HOW_ASKED}
+        fingerprint = config_hash({"model": plain_settings(model), "how": how, **asked})
+        run = f"{self.config.name} model {entry.role}/{entry.label}/{model.label}"
+        earlier = None if self.fresh else self.journal.unfinished(run, fingerprint)
+        return earlier or self.journal.begin(run, fingerprint)
+
+
+def _settings(entry: BenchmarkEntry, model: HostedModel, client: Any) -> dict[str, Any]:
+    """How long and how freely it answers: as its own params say, else as the entry says."""
+    own = getattr(client, "cfg", None)
+    return {
+        name: getattr(own, name) if name in model.params and hasattr(own, name) else getattr(entry, name)
+        for name in ("max_tokens", "temperature")
+    }
+
+
+def write_rollouts(scores: list[ModelScore], file: Path) -> None:
+    """What the models answered, a line for each rollout; no file where there is nothing."""
+    lines = [
+        encode_row({"model": score.model, "split": score.result.split, "eval": score.result.name, **asdict(rollout)})
+        for score in scores
+        for rollout in score.result.rollouts
+    ]
+    if lines:
+        file.write_bytes(b"".join(lines))
+    else:
+        file.unlink(missing_ok=True)
+
+
+def is_trained_here(kind: str) -> bool:
+    """Whether clients of this kind ask the model that a run trains."""
+    from evsys_sdk.inference.trained import TrainedModelClient
+
+    target = registry.inference.get(kind)
+    return isinstance(target, type) and issubclass(target, TrainedModelClient)

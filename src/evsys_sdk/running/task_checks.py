@@ -1,0 +1,46 @@
+"""Whether the tasks of a suite can be done and graded on this machine, before anything is spent on them.
+
+In: a benchmark. Out: sentences, each at the first task that has the problem: a verifier that is not registered or whose
+params do not fit, no sandbox, no judge, no key, an environment that cannot be made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from evsys_sdk.data_types import HarborTask
+from evsys_sdk.eval.benchmark import Benchmark
+from evsys_sdk.rollout.environment_checks import environment_problem
+from evsys_sdk.task_dirs import has_own_tests
+from evsys_sdk.verifiers.grading import grading_problem, plan_of
+
+SHOWN = 5
+"""Reasons that are told; a suite that is wrong throughout is known by its first ones."""
+
+
+def undoable(benchmark: Benchmark, *, limit: int | None = None) -> list[str]:
+    """`tasks.jsonl:3: task 'a': ... (and 11 other tasks)` for each reason."""
+    known: dict[str, str | None] = {}
+    first: dict[str, str] = {}
+    count = Counter[str]()
+    for task, place in list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit]:
+        why = environment_problem(task) or (None if has_own_tests(task) else _ungradable(task, known))
+        if why is not None:
+            count[why] += 1
+            first.setdefault(why, f"{place}: task {task.task_id!r}")
+    told = [f"{first[why]}: {why}{_others(count[why] - 1)}" for why in list(first)[:SHOWN]]
+    return [*told, f"and {len(first) - SHOWN} more reasons"] if len(first) > SHOWN else told
+
+
+def _ungradable(task: HarborTask, known: dict[str, str | None]) -> str | None:
+    plan = plan_of(task.verifier)
+    # What is expected differs from task to task; whether it can be judged does not depend on it.
+    key = json.dumps([plan.name, plan.params], sort_keys=True, default=repr)
+    if key not in known:
+        known[key] = grading_problem(task)
+    return known[key]
+
+
+def _others(count: int) -> str:
+    return "" if count == 0 else " (and another task)" if count == 1 else f" (and {count} other tasks)"
