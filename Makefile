@@ -3,7 +3,7 @@
 
 QUICKSTART      ?= .venv/bin/evsys run examples/quickstart/config.yaml
 QUICKSTART_SETS ?= local
-DEV_SETS        ?= dev local tinker
+DEV_SETS        ?= dev local tinker harbor frontier search
 PYTEST_ARGS     ?= -q -n auto
 PERF            ?= $(sort $(wildcard perf/*.py))
 LOCK_FLAGS      ?=

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["engine/*"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _history_of_the_repository():
+    """What tests run from the repository's own folder does not go into its `evsys history`."""
+    from evsys_sdk.constants import WORKSPACE_DIR
+    from evsys_sdk.running import registering
+
+    own, found = Path(__file__).parents[1] / WORKSPACE_DIR, registering.workspaces_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registering, "workspaces_of", lambda config: [one for one in found(config) if one != own])
+        yield
 
 
 @pytest.fixture(scope="session")

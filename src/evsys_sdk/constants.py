@@ -18,6 +18,13 @@ WORKSPACE_DIR = ".evsys"
 RUN_RESULT_FILE = "run_result.json"
 EXPERIMENT_RESULT_FILE = "experiment_result.json"
 JOURNAL_FILE = "journal.sqlite"
+MODEL_ROLLOUTS_FILE = "models.rollouts.jsonl"
+
+UNTRAINED = "untrained"
+"""What a comparison calls the model before training."""
+
+VERIFIER_SECONDS = 600.0
+"""How long a verifier may take over one answer where nothing else is said."""
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 1

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from evsys_sdk import registry
+from evsys_sdk.config.arms import arm_problems
 from evsys_sdk.config.files import load_yaml
 from evsys_sdk.config.models import SCHEMA_VERSION, BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
-from evsys_sdk.config.project import import_extensions, search_folders
+from evsys_sdk.config.project import import_extensions, path_folders, search_folders
 from evsys_sdk.config.source import source_of
-from evsys_sdk.data_types import HarborTask, InProcessVerifier
+from evsys_sdk.data_types import HarborTask
 from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame, not_known
 from evsys_sdk.registry import Registry
 
@@ -50,9 +50,13 @@ def validate_yaml(
 
 def deep_problems(config: ExperimentConfig) -> list[Problem]:
     """Everything that is wrong with the blocks, files and verifiers of a config, located."""
+    from evsys_sdk.running.search_checks import search_problems
+
     import_extensions(config)
     source = source_of(config)
     problems = [problem for block in _experiment_blocks(config) for problem in check_block(block)]
+    problems += search_problems(config)
+    problems += arm_problems(config)
     for index, entry in enumerate(config.metadata.benchmark):
         problems += _check_benchmark(entry, f"metadata.benchmark[{index}]", config)
     for index, run in enumerate(config.all_runs()):
@@ -147,6 +151,8 @@ def _phase_data(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
 
 
 def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
+    from evsys_sdk.running.early_checks import early_problems
+
     for block in _run_blocks(run):
         yield from check_block(block)
     for place, data in (*data_blocks(run), *_phase_data(run)):
@@ -154,10 +160,13 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
     yield from _check_best_by(run, config)
     yield from _check_recipe(run)
     yield from _check_model(run)
-    yield from _check_agent(run)
+    recipe = run.algorithm.params
+    place = "algorithm.params.agent_import_path"
+    yield from _check_agent(recipe.get("agent_import_path"), recipe.get("agent_params"), place)
     start = run.model.load_checkpoint_path
     if start is not None and "://" not in start and not Path(start).exists():
         yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
+    yield from early_problems(run, config)
 
 
 def _check_recipe(run: RunConfig) -> Iterator[Problem]:
@@ -188,18 +197,17 @@ def _check_model(run: RunConfig) -> Iterator[Problem]:
         yield Problem(path="model.name", value=run.model.name, message=why)
 
 
-def _check_agent(run: RunConfig) -> Iterator[Problem]:
+def _check_agent(path: Any, params: Any, place: str) -> Iterator[Problem]:
     """An agent that cannot be found, or made with these params."""
     from evsys_sdk.protocols import AgentSpec
     from evsys_sdk.rollout.agents import find_agent
 
-    path, params = (run.algorithm.params.get(key) for key in ("agent_import_path", "agent_params"))
     if not isinstance(path, str) or not isinstance(params or {}, dict):
-        return  # told by the check of the block
+        return  # there is none, or the check of the block tells
     try:
         find_agent(AgentSpec(kind=path, params=params or {}))
     except EvsysError as exc:
-        yield Problem(path="algorithm.params.agent_import_path", value=path, message=str(exc))
+        yield Problem(path=place, value=path, message=str(exc))
 
 
 def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
@@ -240,8 +248,9 @@ def _source_key(data: DataConfig) -> str:
 
 
 def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig) -> list[Problem]:
-    from evsys_sdk.eval.benchmark import sampling_problem, task_problems
+    from evsys_sdk.eval.benchmark import sampling_problem
     from evsys_sdk.running.scoring import find_benchmark
+    from evsys_sdk.running.task_checks import undoable
 
     problems = []
     for index, name in enumerate(entry.metrics):
@@ -250,25 +259,51 @@ def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig
     short = None if problems else sampling_problem(entry.metrics, entry.num_samples)
     if short:
         problems.append(Problem(path=f"{place}.num_samples", message=short, value=entry.num_samples))
+    problems += _check_agent(entry.agent_import_path, entry.agent_params, f"{place}.agent_import_path")
+    problems += _check_template(entry, place, config)
     try:
         benchmark = find_benchmark(entry, config)
-        refused = (f"task {task.task_id!r}: {why}" for task in benchmark.tasks if (why := _cannot_be_done(task)))
-        problems += [Problem(path=place, message=text) for text in (*task_problems(benchmark), *islice(refused, 3))]
     except EvsysError as exc:
         key = "id" if entry.id else "path" if entry.path else "name"
-        problems.append(Problem(path=f"{place}.{key}", message=str(exc), value=getattr(entry, key)))
-    return problems
+        where = Problem(path=f"{place}.{key}", message=str(exc), value=getattr(entry, key))
+        return [*problems, where, *_check_hosted_models(entry, place, [])]
+    problems += [Problem(path=place, message=text) for text in undoable(benchmark, limit=entry.limit)]
+    return problems + _check_hosted_models(entry, place, benchmark.tasks[: entry.limit])
 
 
-def _cannot_be_done(task: HarborTask) -> str | None:
-    """Why a rollout of this task could not be graded; `task_problems` looks at functions of ours."""
-    from evsys_sdk.rollout.engine import refusal
-    from evsys_sdk.task_dirs import has_own_tests
-    from evsys_sdk.verifiers.grading import grading_problem
+def _check_template(entry: BenchmarkEntry, place: str, config: ExperimentConfig) -> list[Problem]:
+    from evsys_sdk.training.templates import template_problem
 
-    if has_own_tests(task):
-        return refusal(task)
-    return None if isinstance(task.verifier, InProcessVerifier) else grading_problem(task)
+    if entry.chat_template is None:
+        return []
+    wrong = template_problem(entry.chat_template, path_folders(source_of(config)))
+    return [Problem(path=f"{place}.chat_template", value=entry.chat_template, message=wrong)] if wrong else []
+
+
+def _check_hosted_models(entry: BenchmarkEntry, place: str, tasks: list[HarborTask]) -> list[Problem]:
+    """API models that do not exist, have no key here, or cannot be put to these tasks."""
+    from evsys_sdk.running.hosted import hosted_problems
+
+    problems = []
+    for index, model in enumerate(entry.models):
+        block = _block(f"{place}.models[{index}]", registry.inference, model)
+        wrong = check_block(block)
+        problems += wrong or [Problem(path=block.place, message=text) for text in _cannot_be_asked(block)]
+    refused = hosted_problems(tasks) if entry.models else []
+    return problems + [Problem(path=f"{place}.models", message=text) for text in refused]
+
+
+def _cannot_be_asked(block: Block) -> list[str]:
+    from evsys_sdk.running.baselines import is_trained_here
+
+    if is_trained_here(block.kind):
+        return [f"{block.kind!r} asks the model that a run trains; to score that untrained, set `baseline: true`"]
+    try:
+        with blame(EvsysError, f"inference client {block.kind!r}"):
+            registry.inference.build(block.kind, dict(block.params))
+    except EvsysError as exc:
+        return [str(exc)]
+    return []
 
 
 def ignored_settings(config: ExperimentConfig) -> list[Problem]:

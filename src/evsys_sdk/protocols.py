@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from evsys_sdk.surface import SamplingClient, SamplingParams, Tokenizer
 
 Row = dict[str, Any]
-RunStatus = Literal["completed", "failed", "cancelled"]
+RunStatus = Literal["completed", "failed", "cancelled", "pruned"]
+"""`pruned`: left behind by a search at some step, on purpose and with a whole record."""
 RolloutStatus = Literal["ok", "agent_error", "infra_error", "timeout", "cancelled"]
 
 
@@ -275,6 +276,10 @@ class Hooks(Protocol):
 
     def train_start(self, total_steps: int | None) -> None: ...
 
+    def step_start(self, step: int) -> None:
+        """Before the work on optimiser step `step`. Raises Cancelled when the experiment may spend no more."""
+        ...
+
     async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
         """After optimiser step `step` (1-based). Raises Cancelled when the user wants to stop."""
         ...
@@ -335,6 +340,16 @@ class AgentSpec:
     """Arguments of its constructor; plain JSON, since harbor writes them down."""
 
 
+class FinishedRollouts(Protocol):
+    """Which rollouts of this evaluation are done? Those that an interrupted process finished are not made again."""
+
+    def find(self, task_id: str, sample: int) -> Rollout | None: ...
+
+    def add(self, task_id: str, sample: int, rollout: Rollout) -> None:
+        """Keep it for good; one that is there already stays as it is."""
+        ...
+
+
 class RolloutEngine(Protocol):
     """What does the model do with these tasks?"""
 
@@ -347,6 +362,7 @@ class RolloutEngine(Protocol):
         sampling: SamplingParams,
         num_samples: int = 1,
         agent: AgentSpec | None = None,
+        finished: FinishedRollouts | None = None,
     ) -> list[list[Rollout]]:
         """One list per task, in order. A failure is a Rollout with a status, not an exception; only an agent that
         cannot be had at all is one. Without an agent the model answers once, in the chat the task describes."""

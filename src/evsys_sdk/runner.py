@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 from evsys_sdk.data.rows import LoadedRows
@@ -16,8 +17,11 @@ from evsys_sdk.protocols import RunContext, RunResult, RunStatus
 from evsys_sdk.record.run_dir import open_run_dir
 from evsys_sdk.rollout.engine import RolloutEngine
 from evsys_sdk.rollout.lanes import LaneSettings
+from evsys_sdk.running.budget import BudgetSpent
 from evsys_sdk.running.http_front import http_front
+from evsys_sdk.running.leakage import audit_block
 from evsys_sdk.running.live import LoopHooks
+from evsys_sdk.running.pausing import Paused, end_key, paused_result
 from evsys_sdk.running.scoring import Scoring, score_after_training, score_untrained
 from evsys_sdk.running.workbench import RunPlan, Workbench
 from evsys_sdk.training.render import renderer_for
@@ -28,6 +32,10 @@ def execute_run(plan: RunPlan) -> RunResult:
     """Carry out one run and leave its record."""
     with open_run_dir(plan.run_dir) as run_dir:
         bench = Workbench.for_plan(plan, run_dir)
+        before = bench.finished_before()
+        if before is not None:
+            return before
+        plan.budget.begin_run(plan.run_id)
         bench.begin_attempt()
         with plan.stop.working():
             result = _outcome(bench)
@@ -38,7 +46,8 @@ def execute_run(plan: RunPlan) -> RunResult:
                 result = replace(result, status="cancelled", error=str(exc) or "interrupted")
         # Outside `working`: no signal interrupts the writing of the record.
         written = bench.record.write(result, unread=bench.unread_settings() if result.status == "completed" else [])
-        bench.journal.add("end", {"status": result.status, "error": result.error}, at=0, key=result.status)
+        written.extras["resumed"] = bench.resumed
+        bench.journal.add("end", {"status": result.status, "error": result.error}, at=0, key=end_key(result))
         return written
 
 
@@ -46,6 +55,10 @@ def _outcome(bench: Workbench) -> RunResult:
     """The run's result, whatever happened to it; what it had come to by then is kept."""
     try:
         return _run(bench)
+    except Paused as exc:
+        return paused_result(bench, exc.step)
+    except BudgetSpent as exc:
+        return replace(bench.result, status="cancelled", error=str(exc))
     except (KeyboardInterrupt, Cancelled) as exc:
         bench.plan.stop.set()
         return replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
@@ -62,6 +75,8 @@ def _run(bench: Workbench) -> RunResult:
         ctx = bench.context(backend, data_store, log_store)
         stages = [(name, bench.load(data, place, data_store)) for name, data, place in bench.stages()]
         bench.refuse_other_data()
+        for (_, loaded), (_, _, place) in zip(stages, bench.stages(), strict=True):
+            audit_block(bench, place, loaded)
         log_store.log_hyperparams(bench.record.hyperparams())
         bench.handles.update(backend.prepare(model=bench.plan.run.model, run_dir=bench.record.run_dir))
         try:
@@ -82,7 +97,10 @@ def _train_and_score(bench: Workbench, ctx: RunContext, stages: list[tuple[str |
             bench.announce_start()
             score_untrained(bench, hooks)
         hooks.begin_stage(name)
-        trained = bench.algorithm().train(ctx)
+        try:
+            trained = bench.algorithm().train(ctx)
+        finally:
+            hooks.close()
         bench.result = _merge(bench, trained, name)
         if trained.status != "completed":
             break
@@ -97,14 +115,17 @@ def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:
     plan = bench.plan
     service, run = bench.service, plan.run
     renderer = None if service is None else renderer_for(run.model, service.get_tokenizer(), run.backend.kind)
+    front = partial(http_front, getattr(service, "context_length", None))
     scoring = Scoring(
         config=plan.experiment,
-        engine=RolloutEngine(grade=grade, settings=LaneSettings(http_front=http_front)),
+        engine=RolloutEngine(grade=grade, settings=LaneSettings(http_front=front)),
         seed=plan.run.seed,
         max_tasks=plan.max_tasks,
         renderer=renderer,
+        render_with=bench.renderer_with if run.backend.kind != "mock" else None,
     )
     hooks = LoopHooks(ctx, plan.callbacks, scoring, plan.stop, bench.journal)
+    scoring.finished, hooks.budget, hooks.pause_at = hooks.finished, plan.budget, plan.pause_at
     ctx.hooks, ctx.rollouts, ctx.extras["renderer"] = hooks, scoring.engine, renderer
     # The same objects: what was scored before a crash stays in the record.
     bench.record.evals, bench.record.benchmarks = hooks.results, scoring.loaded

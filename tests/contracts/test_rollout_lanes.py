@@ -28,8 +28,8 @@ from evsys_sdk.testing import ScriptedModel
 from evsys_sdk.training.render import ChatRenderer
 
 LANES = {"in_process": in_process.run, "trial": trials.run}
-SHORT = 0.3
-"""Seconds of patience in the scenarios that run out of it."""
+SHORT = 1.0
+"""Seconds of patience in the phase that runs out of it; what comes before the wait in that phase must fit."""
 TASK = HarborTask(task_id="t", instruction="Say yes", verifier=InProcessVerifier(fn_name="exact_match", expected="yes"))
 DETAILS = {"prompt_token_ids": [[1, 2]], "completion_token_ids": [[*b"yes"]], "logprobs": [[-0.5, -0.5, -0.5]]}
 
@@ -87,7 +87,7 @@ class Scenario(PolicyAgent):
         if self.scenario == "setup_raises":
             raise RuntimeError("no tools")
         if self.scenario == "setup_hangs":
-            await asyncio.sleep(30)
+            await asyncio.sleep(3600)
 
     async def run(self, instruction, environment, context):
         await getattr(self, self.scenario, self.ok)(context)
@@ -112,7 +112,7 @@ class Scenario(PolicyAgent):
 
     async def hangs(self, context):
         await self.ok(context)
-        await asyncio.sleep(30)
+        await asyncio.sleep(3600)
 
     async def inner_timeout(self, context):
         await self.ok(context)
@@ -142,7 +142,7 @@ class Scenario(PolicyAgent):
 
     async def swallows_and_hangs(self, context):
         await self.swallows(context)
-        await asyncio.sleep(30)
+        await asyncio.sleep(3600)
 
     async def cancels_itself(self, context):
         raise asyncio.CancelledError
@@ -218,7 +218,7 @@ async def broken_verifier(task, answer):
 
 
 async def slow_verifier(task, answer):
-    await asyncio.sleep(30)
+    await asyncio.sleep(3600)
 
 
 def lost_first(failure):
@@ -230,7 +230,8 @@ START = ["start", "environment-start"]
 ACTED = [*START, "agent-start", "agent-end"]
 GRADED = [*ACTED, "verification-start", "end"]
 YES = [*b"yes", ByteTokenizer.eos_token_id]
-BRIEF = Limits(setup_seconds=SHORT, agent_seconds=SHORT, verifier_seconds=SHORT)
+BRIEF_SETUP, BRIEF_AGENT = Limits(setup_seconds=SHORT), Limits(agent_seconds=SHORT)
+BRIEF_VERIFIER = Limits(verifier_seconds=SHORT)
 
 
 @dataclass
@@ -256,22 +257,24 @@ SCENARIOS = {
     "agent raises after tokens": (
         "raises_after_tokens", {}, Expected("agent_error", "ValueError", None, events=[*ACTED, "end"]),
     ),
-    "agent timeout": ("hangs", {"limits": BRIEF}, Expected("timeout", "AgentTimeoutError")),
+    "agent timeout": ("hangs", {"limits": BRIEF_AGENT}, Expected("timeout", "AgentTimeoutError")),
     "inner timeout": ("inner_timeout", {}, Expected("timeout", "AgentTimeoutError")),
     "nonzero exit": ("nonzero_exit", {}, Expected("agent_error", "NonZeroAgentExitCodeError")),
     "post-run backfill": ("tells_later", {}, Expected(tokens=[[*b"yes"]])),
     "no tokens at all": ("tells_nothing", {}, Expected(reward=0.0, tokens=[])),
     "setup raises": ("setup_raises", {}, Expected("agent_error", "RuntimeError", None, [], events=[*START, "end"])),
     "setup timeout": (
-        "setup_hangs", {"limits": BRIEF, "retries": 0},
+        "setup_hangs", {"limits": BRIEF_SETUP, "retries": 0},
         Expected("infra_error", "AgentSetupTimeoutError", None, [], events=[*START, "end"]),
     ),
     "verifier raises": ("ok", {"grade_with": broken_verifier}, Expected("infra_error", "VerifierFailed", None)),
     "verifier times out": (
-        "ok", {"grade_with": slow_verifier, "limits": BRIEF}, Expected("infra_error", "VerifierTimeoutError", None),
+        "ok", {"grade_with": slow_verifier, "limits": BRIEF_VERIFIER},
+        Expected("infra_error", "VerifierTimeoutError", None),
     ),
     "verifier times out after the agent did": (
-        "hangs", {"grade_with": slow_verifier, "limits": BRIEF}, Expected("timeout", "AgentTimeoutError", None),
+        "hangs", {"grade_with": slow_verifier, "limits": replace(BRIEF_AGENT, verifier_seconds=SHORT)},
+        Expected("timeout", "AgentTimeoutError", None),
     ),
     "flaky, then ok": ("flaky", {}, Expected(attempts=2, events=[*ACTED, "end", *GRADED])),
     "lost for good": (
@@ -298,7 +301,7 @@ SCENARIOS = {
 async def test_a_scenario_ends_the_same_way_on_both_lanes(name, lane):
     scenario, world, expected = SCENARIOS[name]
     world = World(lane, **world)
-    rollout = await asyncio.wait_for(world.play(scenario), 20)
+    rollout = await asyncio.wait_for(world.play(scenario), 120)
     assert (rollout.status, rollout.metadata.get("exception")) == (expected.status, expected.exception), rollout.error
     assert rollout.reward == expected.reward
     assert [turn.completion_tokens for turn in rollout.turns] == expected.tokens
@@ -325,7 +328,7 @@ async def test_cancelling_stops_the_agent_and_says_so(scenario, lane):
     await asyncio.sleep(0.05)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(work, 10)
+        await asyncio.wait_for(work, 60)
     assert world.events == [*ACTED, "cancel", "end"]
 
 
@@ -341,6 +344,15 @@ async def test_another_try_draws_what_the_first_would_have_drawn(lane):
     await world.play("flaky")
     assert world.calls == 2 and len(set(world.prompts)) == 1
     assert [turn.completion_tokens for turn in world.rollout.turns] == [YES]
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_an_exception_that_the_caller_is_handling_is_not_the_agents(lane):
+    try:
+        raise RuntimeError("somebody else's")
+    except RuntimeError:
+        rollout = await World(lane, grade_with=broken_verifier).play("ok")
+    assert rollout.status == "infra_error" and rollout.error.startswith("the verifier: VerifierFailed")
 
 
 @pytest.mark.parametrize("environment", [FullEnvironment, DyingEnvironment])

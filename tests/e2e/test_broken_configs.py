@@ -153,15 +153,22 @@ def test_a_task_that_names_an_unknown_verifier_is_found_before_the_run(folder, c
 
 
 def test_a_malformed_row_names_file_and_line_when_it_is_read(folder, capsys):
-    (folder / "data/train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": \n')
+    (folder / "data/train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 149 + '{"prompt": \n')
     code, _ = _run(folder, GOOD, capsys, "run")
     assert code == 2
     record = json.loads((folder / "outputs/r0/run_result.json").read_text())
-    assert record["status"] == "failed" and "train.jsonl:2" in record["error"]
+    assert record["status"] == "failed" and "train.jsonl:150" in record["error"]
+
+
+def test_a_malformed_row_among_the_first_is_refused_before_anything_is_made(folder, capsys):
+    (folder / "data/train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": \n')
+    code, said = _run(folder, GOOD, capsys, "run")
+    assert code == 1 and "train.jsonl:2" in said and "run.data" in said
+    assert not (folder / "outputs").exists()
 
 
 def test_a_template_key_that_a_row_lacks_names_row_and_key(folder, capsys):
     (folder / "data/train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
-    _run(folder, GOOD, capsys, "run")
-    error = json.loads((folder / "outputs/r0/run_result.json").read_text())["error"]
+    code, error = _run(folder, GOOD, capsys, "run")
+    assert code == 1
     assert "'completion'" in error and "row" in error and "prompt" in error

@@ -118,6 +118,20 @@ def test_an_unread_setting_is_a_warning_in_the_record_otherwise(project, minimal
     assert "warning: unread setting: run.data.hf_split" in done.stdout
 
 
+def test_a_setting_inside_a_phase_that_nothing_reads_is_reported_with_its_place(project, minimal_run):
+    sdft = {"kind": "sdft", "params": {"max_steps": 1, "num_samples": 1, "ema_decay": 0.5}}  # read with teacher: ema
+    phases = [{"algorithm": {"kind": "sft", "params": {"max_steps": 1}}}, {"algorithm": sdft}]
+    run = minimal_run(algorithm={"kind": "combo", "params": {"phases": phases}})
+    del run["model"]["renderer_name"]
+    path = project.config(run=run)
+    done = project.evsys("run", path, check=True)
+    place = "run.algorithm.params.phases[1].algorithm.params.ema_decay"
+    assert project.record()["unread_settings"] == [place]
+    assert f"warning: unread setting: {place}" in done.stdout
+    strict = project.evsys("run", path, "--strict", "--fresh")
+    assert strict.returncode == 1 and place in strict.stderr
+
+
 def test_nothing_is_unread_in_a_config_that_uses_all_it_says(project, minimal_run):
     project.write_tasks()
     entry = {
@@ -162,7 +176,7 @@ def test_list_and_schema_answer(project):
 def test_completion_scripts_and_words(project):
     for shell in ("bash", "zsh", "fish"):
         assert "evsys completion words" in project.evsys("completion", shell, check=True).stdout
-    words = project.evsys("completion", "words", "r", check=True).stdout.split()
+    words = project.evsys("completion", "words", "ru", check=True).stdout.split()
     assert words == ["run"]
     assert "--steps" in project.evsys("completion", "words", "run", "--", check=True).stdout.split()
     assert project.evsys("completion", "words", "schema", "algorithm", "sf", check=True).stdout.split() == ["sft"]

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import signal
+import sqlite3
 import time
 from pathlib import Path
 
@@ -172,24 +173,6 @@ def test_ctrl_c_is_taken_up_too_and_fresh_begins_anew(project, minimal_run):
     assert "goes on from step" in again.stderr and project.record()["metrics"]["steps"] == 30
 
 
-def test_other_settings_begin_anew_and_other_rows_are_refused(project, minimal_run):
-    run = minimal_run(
-        algorithm__params={"max_steps": 30, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
-    )
-    path = project.config(run=run)
-    logged = project.root / "outputs/r0/logs/metrics.jsonl"
-    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6)
-    rows = [json.loads(line) for line in (project.root / "data/train.jsonl").read_text().splitlines()]
-    project.write_rows("data/train.jsonl", rows[:-1])
-    refused = project.evsys("run", path)
-    assert refused.returncode == 2
-    assert "data/train.jsonl has changed since this run was interrupted" in project.record()["error"]
-    project.write_rows("data/train.jsonl", rows)
-    run["algorithm"]["params"]["max_steps"] = 4
-    other = project.evsys("run", project.config(run=run), check=True)
-    assert "goes on" not in other.stderr and project.record()["metrics"]["steps"] == 4
-
-
 def test_weights_that_somebody_removed_are_not_gone_on_from(project, minimal_run):
     run = minimal_run(
         algorithm__params={"max_steps": 20, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
@@ -217,6 +200,54 @@ def test_strict_does_not_blame_a_resumed_run_for_what_was_read_before(project, m
     _kill_when(project, path, lambda: final.exists() and '"final": true' in final.read_text())
     done = project.evsys("run", path, "--strict")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+COUNTING = """
+import os, time
+import evsys_sdk
+
+@evsys_sdk.register_verifier("slow_and_counted")
+def slow_and_counted(model_output, expected, params):
+    with open(params["file"], "a") as handle:
+        handle.write(expected + "\\n")
+    time.sleep(0.01)
+    return float(model_output.strip() == expected)
+"""
+
+
+@pytest.mark.parametrize("where", ["of the untrained model", "of the trained model", "in run.eval"])
+def test_a_half_finished_evaluation_goes_on_without_repeating_a_rollout(project, minimal_run, where):
+    (project.root / "counting.py").write_text(COUNTING)
+    counted = project.root / "counted"
+    words = [f"word{number}" for number in range(120)]
+    verifier = {"kind": "in_process", "fn_name": "slow_and_counted", "params": {"file": str(counted)}}
+    tasks = [{"task_id": w, "instruction": w, "verifier": {**verifier, "expected": w}, "metadata": {}} for w in words]
+    project.write_rows("bench/tasks.jsonl", tasks)
+    entry = {"name": "words", "path": "bench", "split": "test", "temperature": 0}
+    run = minimal_run(algorithm__params={"max_steps": 2}, eval={"enabled": False})
+    top = {"imports": ["counting"], "metadata": {"benchmark": [{**entry, "baseline": "untrained" in where}]}}
+    if where == "in run.eval":
+        top["metadata"] = {}
+        run["eval"] = {
+            "enabled": True,
+            "eval_data": {"path": "bench/tasks.jsonl"},
+            "metrics": [{"kind": "mean_reward"}],
+        }
+    path = project.config(run=run, callbacks=CALLBACKS, **top)
+    assert _kill_when(project, path, lambda: len(_lines_of(counted)) >= 80) == -signal.SIGKILL
+    [journal] = (project.root / "outputs").glob("*.journal.sqlite")
+    with sqlite3.connect(journal) as db:
+        kept = [json.loads(row[0]) for row in db.execute("SELECT data FROM events WHERE kind = 'rollout'")]
+    before = len(_lines_of(counted))
+    done = project.evsys("run", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = [line.decode() for line in _lines_of(counted)[before:]]
+    finished = {rollout["task_id"].split("(")[-1].rstrip(")") for rollout in kept}
+    assert len(finished) >= 10 and not finished & set(again[: len(words) - len(finished)])
+    result = json.loads((project.root / "outputs/r0/run_result.json").read_text())
+    assert [score["n_tasks"] for found in result["evals"] for score in found["scores"]] == [120] * len(result["evals"])
+    rollouts = _lines(project.root / f"outputs/r0/logs/{'eval' if 'run.eval' in where else 'test'}/rollouts.jsonl")
+    assert sorted(row["task_id"].split("(")[-1].rstrip(")") for row in rollouts) == sorted(words * len(result["evals"]))
 
 
 def test_a_moved_output_directory_goes_on_from_its_own_files(project, minimal_run):

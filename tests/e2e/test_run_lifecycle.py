@@ -46,7 +46,7 @@ def test_python_and_command_line_are_one_path(project):
 
 def test_one_seed_repeats_exactly_and_another_differs(project, minimal_run):
     def losses(seed: int) -> list[float]:
-        project.evsys("run", project.config(run=minimal_run(seed=seed)), check=True)
+        project.evsys("run", project.config(run=minimal_run(seed=seed)), "--fresh", check=True)
         return [row["loss"] for row in project.metrics() if "loss" in row]
 
     first = losses(1)
@@ -117,7 +117,7 @@ def test_an_earlier_attempt_is_set_aside_not_lost(project):
     path = project.config()
     project.evsys("run", path, check=True)
     first = project.record()["ts"]
-    project.evsys("run", path, check=True)
+    project.evsys("run", path, "--fresh", check=True)
     kept = json.loads((project.root / "outputs/r0/attempts/1/run_result.json").read_text())
     assert kept["ts"] == first != project.record()["ts"]
 

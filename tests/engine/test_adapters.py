@@ -244,7 +244,7 @@ def test_data_is_read_when_the_call_is_made_not_when_its_turn_comes(llama, adapt
             for item in data:
                 item.inputs["weights"][:] = 7
                 item.inputs["target_tokens"][:] = 7
-        found = answer.result(timeout=10)
+        found = answer.result(timeout=60)
     assert found.metrics == expected.metrics
 
 
@@ -338,7 +338,7 @@ def test_the_lock_serves_in_the_order_of_asking():
             time.sleep(0.001)
     lock.release()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert served == list(range(8))
 
 
@@ -363,7 +363,7 @@ def test_a_thread_in_a_loop_cannot_overtake_one_that_waits():
             time.sleep(0.001)
     lock.release()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert turns[:2] == ["loop", "other"]
 
 
@@ -397,7 +397,7 @@ def test_a_wait_that_is_broken_off_gives_its_place_back(monkeypatch):
     thread = threading.Thread(target=ask)  # it has locks of its own, which must be real
     monkeypatch.setattr("evsys_engine.fair_lock.threading.Lock", Interrupted)
     thread.start()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not lock._queue
     lock.release()
     assert lock._owner is None

@@ -12,7 +12,7 @@ PACKAGE = SRC / "evsys_sdk"
 
 SHARED = {
     "errors", "atomic", "constants", "logs", "asyncs", "data_types", "answers", "protocols", "surface", "registry",
-    "_entry_points", "jsonl", "task_dirs", "sandbox", "sandbox_launch", "sandbox_uids",
+    "_entry_points", "jsonl", "task_dirs", "sandbox", "sandbox_launch", "sandbox_uids", "dockerfile",
 }  # fmt: skip
 CONDUCTORS = {"runner", "experiment", "preflight", "running", "cli", "testing", "__init__"}
 STAGE_OF = {

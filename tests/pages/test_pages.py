@@ -56,9 +56,12 @@ def world(tmp_path, monkeypatch):
     """A folder with a config, rows, tasks and the modules that pages speak of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVSYS_OFFLINE", "1")
+    for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"):
+        monkeypatch.setenv(variable, "a page's key: it opens nothing")
     monkeypatch.syspath_prepend(tmp_path)
     rows = [
-        {"prompt": f"say {w}", "completion": w, "query": w, "tool_slug": w.upper()} for w in ("red", "green", "blue")
+        {"prompt": f"say {w}", "completion": w, "query": w, "tool_slug": w.upper(), "chosen": w, "rejected": "no"}
+        for w in ("red", "green", "blue")
     ]
     for name in ("train", "val", "more"):
         _write(tmp_path / f"data/{name}.jsonl", rows)
@@ -74,10 +77,10 @@ def world(tmp_path, monkeypatch):
     for folder in ("data/val", "data/test", "data/benchmark/colours"):
         _write(tmp_path / folder / "tasks.jsonl", tasks)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(BASE))
-    before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if not name.startswith("evsys_sdk"):
+    # The next page may have modules of the same names. Only the page's own: numpy cannot be loaded a second time.
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}/"):
             del sys.modules[name]
 
 

@@ -17,7 +17,7 @@ from evsys_sdk.asyncs import run_async
 from evsys_sdk.config.models import Params
 from evsys_sdk.errors import BackendError
 from evsys_sdk.logs import get_logger
-from evsys_sdk.protocols import RunContext, RunResult
+from evsys_sdk.protocols import Row, RunContext, RunResult
 from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, TrainingClient, TrainingService
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.loop import LoopPlan, LoopResult, run_loop
@@ -82,6 +82,8 @@ class BaseAlgorithm(ABC):
     Config: ClassVar[type[LoopParams]] = LoopParams
     only_on: ClassVar[str | None] = None
     """The one kind of backend it runs on; None: any."""
+    goes_on: ClassVar[bool] = True
+    """Whether an interrupted run goes on from its checkpoint; False: it starts again."""
     instead: ClassVar[str] = ""
     """The algorithm that does the same on the others."""
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -121,6 +123,11 @@ class BaseAlgorithm(ABC):
             f"{cls.name} runs on the {cls.only_on} backend only, not on {backend_kind!r}; "
             f"on {backend_kind!r} use {cls.instead}"
         )
+
+    def check_rows(self, rows: list[Row]) -> None:
+        """Raise a DataError if training could not learn from such rows; the first few are shown before anything else
+        is done."""
+        return None
 
     def step_metrics(self, step: int, batch: TrainingBatch, outputs: list[ForwardBackwardOutput]) -> dict[str, float]:
         """What to log with a step, beside what the loop itself measures."""

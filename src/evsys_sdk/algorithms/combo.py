@@ -112,7 +112,10 @@ class Combo:
             if load is None:
                 raise DataError(f"phase {name!r} has data of its own, which only a run from a config can load")
             rows = load(phase.data, f"algorithm.params.phases[{index}].data")
-        return Leg(name=name, algorithm=build(phase), rows=rows)
+        # Built by the run where there is one, which then knows what of its settings was read.
+        make = ctx.extras.get("build_algorithm")
+        place = f"algorithm.params.phases[{index}].algorithm"
+        return Leg(name=name, algorithm=make(phase.algorithm, place) if make else build(phase), rows=rows)
 
 
 def _rank_of(phase: Phase) -> int | None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
 from evsys_sdk.errors import DataError
 from evsys_sdk.logs import get_logger
-from evsys_sdk.protocols import RunContext
+from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm
 from evsys_sdk.surface import Capabilities, Datum, TrainingService
 from evsys_sdk.training.batch import RowOrder, TrainingBatch
@@ -44,6 +44,9 @@ class DPO(BaseAlgorithm):
         if not capabilities.prompt_logprobs:
             return "it compares with the start weights' logprobs, which this backend cannot tell; use one that can"
         return None
+
+    def check_rows(self, rows: list[Row]) -> None:
+        read_preferences(rows)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         preferences = read_preferences(ctx.extras.get("train_rows"))

@@ -7,16 +7,19 @@ TRL's. A completion whose verifier broke has no reward: TRL leaves it out of its
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from typing import Any
 
 from pydantic import Field
 
 from evsys_sdk.algorithms.trl_loop import TrlAlgorithm, TrlParams, trl_settings
+from evsys_sdk.asyncs import run_async
+from evsys_sdk.constants import VERIFIER_SECONDS
 from evsys_sdk.data_types import InProcessVerifier
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, DataError, need
 from evsys_sdk.logs import get_logger
-from evsys_sdk.protocols import RunContext
+from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm, verifiers
 from evsys_sdk.surface import TrainingService, text_of
 from evsys_sdk.training.prompts import Prompt, read_tasks
@@ -38,12 +41,19 @@ class LocalRL(TrlAlgorithm):
     cfg: Config
     instead = "rl"
 
-    async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
-        self.prompts = read_tasks(ctx.extras.get("train_rows"), self.name)
-        for prompt in self.prompts:
+    def check_rows(self, rows: list[Row]) -> None:
+        self._tasks(rows)
+
+    def _tasks(self, rows: Any) -> list[Prompt]:
+        prompts = read_tasks(rows, self.name)
+        for prompt in prompts:
             if not isinstance(prompt.task.verifier, InProcessVerifier):
                 kind = prompt.task.verifier.kind
                 raise DataError(f"task {prompt.task.task_id!r}: {self.name} takes in-process verifiers, not {kind!r}")
+        return prompts
+
+    async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
+        self.prompts = self._tasks(ctx.extras.get("train_rows"))
         if self.cfg.kl_coef and not self.cfg.lora_rank and ctx.start_from:
             raise BackendError(
                 f"{self.name}: with lora_rank 0, TRL measures kl_coef against the untrained model and not against the "
@@ -99,15 +109,18 @@ class LocalRL(TrlAlgorithm):
 
     def reward(self, *, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float | None]:
         """TRL's reward function: what the task's verifier says of each completion; None where it broke."""
-        return [
-            self._reward(self.prompts[int(number)], ids) for number, ids in zip(prompts, completion_ids, strict=True)
-        ]
+        return run_async(self._rewards([self.prompts[int(number)] for number in prompts], completion_ids))
 
-    def _reward(self, prompt: Prompt, tokens: list[int]) -> float | None:
+    async def _rewards(self, prompts: list[Prompt], completions: list[list[int]]) -> list[float | None]:
+        pairs = zip(prompts, completions, strict=True)
+        return list(await asyncio.gather(*(self._reward(prompt, tokens) for prompt, tokens in pairs)))
+
+    async def _reward(self, prompt: Prompt, tokens: list[int]) -> float | None:
         plan = prompt.task.verifier
         assert isinstance(plan, InProcessVerifier)  # others were refused at the start
         try:
-            verdict = verifiers.adapted(plan.fn_name).judge(
+            verdict = await verifiers.adapted(plan.fn_name).judge_within(
+                VERIFIER_SECONDS,
                 text_of(tokens, self.renderer.tokenizer),
                 plan.expected,
                 plan.params,

@@ -12,10 +12,10 @@ from typing import Any
 from evsys_sdk.algorithms.sft import ChatParams
 from evsys_sdk.algorithms.trl_loop import TrlAlgorithm, TrlParams, trl_settings
 from evsys_sdk.errors import need
-from evsys_sdk.protocols import RunContext
+from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm
 from evsys_sdk.surface import Datum, TrainingService
-from evsys_sdk.training.chat_data import chat_data
+from evsys_sdk.training.chat_data import chat_data, check_chats
 
 NO_TARGET = -100
 """TRL's label of a token that is not learnt."""
@@ -29,6 +29,9 @@ class LocalSFT(TrlAlgorithm):
 
     cfg: Config
     instead = "sft"
+
+    def check_rows(self, rows: list[Row]) -> None:
+        check_chats(rows, self.name)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         self.chats = chat_data(

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
 from evsys_sdk.errors import BackendError
-from evsys_sdk.protocols import AgentSpec, Rollout, RolloutEngine, RunContext
+from evsys_sdk.protocols import AgentSpec, Rollout, RolloutEngine, Row, RunContext
 from evsys_sdk.surface import SamplingClient, SamplingParams, TrainingService, derive_seed
 from evsys_sdk.training.batch import RowOrder
 from evsys_sdk.training.prompts import Prompt
@@ -73,6 +73,9 @@ class OnPolicyAlgorithm(BaseAlgorithm):
     @abstractmethod
     def read_rows(self, rows: Any) -> list[Prompt]:
         """The training rows as prompts."""
+
+    def check_rows(self, rows: list[Row]) -> None:
+        self.read_rows(rows)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         self.engine = _engine_of(ctx)
@@ -140,16 +143,16 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             renderer=self.renderer,
             sampling=sampling,
             num_samples=self.cfg.num_samples,
-            **self._agent(),
+            agent=self._agent(),
         )
         return [
             group if prompt.judged else [replace(rollout, reward=None) for rollout in group]
             for group, prompt in zip(groups, prompts, strict=True)
         ]
 
-    def _agent(self) -> dict[str, AgentSpec]:
+    def _agent(self) -> AgentSpec | None:
         path, params = self.cfg.agent_import_path, self.cfg.agent_params
-        return {} if path is None else {"agent": AgentSpec(kind=path, params=params)}
+        return None if path is None else AgentSpec(kind=path, params=params)
 
     def _note(self, step: int, groups: list[Group], gated: Gated, metrics: dict[str, float]) -> None:
         every = [rollout for group in groups for rollout in group]

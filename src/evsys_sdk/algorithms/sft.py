@@ -9,11 +9,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
-from evsys_sdk.protocols import RunContext
+from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm
 from evsys_sdk.surface import Capabilities, TrainingService
 from evsys_sdk.training.batch import RowOrder, TrainingBatch
-from evsys_sdk.training.chat_data import OnTruncate, chat_data
+from evsys_sdk.training.chat_data import OnTruncate, chat_data, check_chats
 from evsys_sdk.training.packing import packs
 from evsys_sdk.training.render import TrainOn
 
@@ -44,6 +44,9 @@ class SFT(BaseAlgorithm):
         if "cross_entropy" in capabilities.losses:
             return None
         return "this backend has no cross_entropy loss; use one that has, such as mock"
+
+    def check_rows(self, rows: list[Row]) -> None:
+        check_chats(rows, self.name)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         self.chats = chat_data(

@@ -37,6 +37,7 @@ class TrlAlgorithm(BaseAlgorithm):
 
     Config = LoopParams
     only_on = "local"
+    goes_on = False
     requires: ClassVar = {"trl": "local", "peft": "local"}
 
     @abstractmethod

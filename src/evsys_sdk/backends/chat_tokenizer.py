@@ -23,11 +23,15 @@ PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 class ChatTokenizer:
-    """Plain encode and decode, the model's own chat template."""
+    """Plain encode and decode, the model's own chat template, or another one."""
 
-    def __init__(self, tokenizer: Any):
-        self.inner = tokenizer
+    def __init__(self, tokenizer: Any, template: str | None = None):
+        self.inner, self.template = tokenizer, template
         self.eos_token_id: int = tokenizer.eos_token_id
+
+    def with_template(self, template: str) -> ChatTokenizer:
+        """The same tokens under another chat template, in Jinja."""
+        return ChatTokenizer(self.inner, template)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text` alone; a mark in it is text."""
@@ -40,7 +44,7 @@ class ChatTokenizer:
 
     def apply_chat_template(self, messages: Messages, *, add_generation_prompt: bool = False) -> list[int]:
         """The chat as tokens. Tools that the model may call stand on a message as `tools`."""
-        template = _template_of(self.inner)
+        template = self.template or _template_of(self.inner)
         tools = [tool for message in messages for tool in message.get("tools") or []]
         chat = [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
         _refuse_unspoken(chat, tools, template)
@@ -54,7 +58,12 @@ class ChatTokenizer:
             chat = [{**message, "content": [text_block(message["content"])]} for message in chat]
         with blame(DataError, f"the chat template (roles here: {roles})"):
             return self.inner.apply_chat_template(
-                chat, tools=tools or None, add_generation_prompt=speak, tokenize=tokenize, return_dict=False
+                chat,
+                tools=tools or None,
+                chat_template=self.template,
+                add_generation_prompt=speak,
+                tokenize=tokenize,
+                return_dict=False,
             )
 
     def _with_marks_as_text(self, chat: Messages, tools: list[Any], speak: bool) -> list[int]:
@@ -88,7 +97,8 @@ class ChatTokenizer:
 
     def _shows(self, text: str, content: Any) -> bool:
         try:
-            return text in self.inner.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            chat = [{"role": "user", "content": content}]
+            return text in self.inner.apply_chat_template(chat, chat_template=self.template, tokenize=False)
         except Exception:  # a template may raise whatever it likes; the real messages will tell
             return False
 

@@ -64,6 +64,15 @@ class LocalBackend:
 
         return unknown(name)
 
+    def vocabulary(self, name: str) -> int | None:
+        """How many tokens the model knows, as far as its config lies here."""
+        from evsys_engine.models.cache import cache_folder
+        from evsys_engine.models.layout import text_config
+
+        folders = [Path(name).expanduser(), cache_folder() / name]
+        found = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+        return text_config(found).get("vocab_size") if found else None
+
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         for module, extra in self.requires.items():
             need(module, extra=extra)
@@ -165,6 +174,11 @@ class LocalService:
 
     def get_tokenizer(self) -> ChatTokenizer:
         return ChatTokenizer(self.engine.tokenizer)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and completion may have together."""
+        return int(self.engine.info.max_length)
 
     def keep[T](self, thing: T) -> T:
         self.opened.append(thing)

@@ -54,6 +54,10 @@ class MockBackend:
     def offers(self) -> Capabilities:
         return capabilities()
 
+    def vocabulary(self, name: str) -> int:
+        """How many tokens the model knows."""
+        return ByteTokenizer.vocab_size
+
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         if self.cfg.fail_on_prepare:
             raise BackendError("the mock backend was told to fail here (fail_on_prepare)")

@@ -82,19 +82,21 @@ class TinkerBackend:
 
         def connect() -> Any:
             client = tinker.ServiceClient(base_url=url, api_key=key)
-            _refuse_unknown(model.name, client.get_server_capabilities().supported_models)
+            length = _context_length(model.name, client.get_server_capabilities().supported_models)
             watch.attach(client.holder)
-            return client, client.create_sampling_client(base_model=model.name)
+            return client, client.create_sampling_client(base_model=model.name), length
 
         try:
-            client, base = within(self.cfg.timeout_seconds, connect)
+            client, base, length = within(self.cfg.timeout_seconds, connect)
             tokenizer = ChatTokenizer(base.get_tokenizer())
         except TimeoutError as exc:
             raise BackendUnavailable(f"{url} did not let us in within {self.cfg.timeout_seconds:g} s") from exc
         except Exception as exc:
             raise as_our_error(exc, "connecting", url, names_a_path=True) from exc
         card = capabilities_of(features, self.cfg.lacks)
-        return {"service": TinkerService(client, model.name, watch, card, tokenizer, self.cfg.train_unembed)}
+        service = TinkerService(client, model.name, watch, card, tokenizer, self.cfg.train_unembed)
+        service.context_length = length
+        return {"service": service}
 
     def teardown(self, handles: dict[str, Any]) -> None:
         handles["service"].close()
@@ -171,10 +173,12 @@ def capabilities_of(features: dict[str, Any] | None, lacks: Iterable[str]) -> Ca
     )
 
 
-def _refuse_unknown(name: str, supported: Iterable[Any]) -> None:
-    known = [str(found.model_name) for found in supported]
+def _context_length(name: str, supported: Iterable[Any]) -> int | None:
+    """How many tokens the model takes, if the server says so; a model that it does not have is refused."""
+    known = {str(found.model_name): getattr(found, "max_context_length", None) for found in supported}
     if known and name not in known:
         raise BackendError(not_known(name, "model of this server", known))
+    return known.get(name)
 
 
 def within[T](seconds: float, act: Callable[[], T]) -> T:
@@ -211,6 +215,8 @@ class TinkerService:
     ):
         self.client, self.model_name, self.watch = client, model_name, watch
         self.capabilities, self._tokenizer, self.train_unembed = capabilities, tokenizer, train_unembed
+        self.context_length: int | None = None
+        """Tokens that prompt and completion may have together, as far as the server says."""
         self._holder = client.holder
 
     async def create_training_client(self, *, rank: int, seed: int) -> TinkerTrainingClient:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
@@ -29,6 +30,8 @@ from evsys_sdk.surface import (
 if TYPE_CHECKING:
     from evsys_sdk.backends.tinker import TinkerService
 
+UNLOAD_SECONDS = 10.0
+"""How long a run waits for an adapter to be given back."""
 CUSTOM_INPUTS = ("target_tokens", "weights")
 """What a server is sent for a callable loss; everything else stays with the callable."""
 
@@ -41,6 +44,8 @@ class TinkerTrainingClient:
         self._sending: asyncio.Task[Any] | None = None
         """The last call that could not be sent at once."""
         self._saved: Counter[str] = Counter()
+        self._unanswered: set[asyncio.Future[Any]] = set()
+        """Calls about the adapter that were sent and have no answer yet."""
 
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
@@ -94,18 +99,22 @@ class TinkerTrainingClient:
         return name if count == 1 else f"{name}-{count}"
 
     def load_state(self, path: str, *, optimizer: bool = True) -> Awaitable[None]:
-        """The protocol makes a new training client from a state; from here on that is the one we speak for."""
+        """The protocol makes a new training client from a state; from here on that is the one we speak for. The adapter
+        of the old one is given back when the server has answered all that it was asked about it."""
         client = self.service.client
         make = (
             client.create_training_client_from_state_with_optimizer_async
             if optimizer
             else client.create_training_client_from_state_async
         )
-        what = f"loading state {path}"
+        what, owed = f"loading state {path}", set(self._unanswered)
 
         async def load() -> Any:
-            self.inner = await self.service.watch.answer(make(path), what, names_a_path=True)
+            old, self.inner = self.inner, await self.service.watch.answer(make(path), what, names_a_path=True)
             self._saved.clear()
+            if owed:
+                await asyncio.wait(owed)
+            await unload(self.service.client.holder, old)
             return _done()
 
         return self._call_in_turn(load, lambda nothing: None, what)
@@ -120,7 +129,7 @@ class TinkerTrainingClient:
                 sent: Awaitable[Any] = _done(send())
             except Exception as exc:  # a refusal comes when it is awaited, like every answer
                 sent = _failed(exc)
-            return _collected(self.service.watch, sent, make, what)
+            return self._noted(_collected(self.service.watch, sent, make, what))
 
         async def send_it() -> Any:
             return send()
@@ -138,7 +147,12 @@ class TinkerTrainingClient:
             return await self.service.watch.answer(send(), what)
 
         self._sending = asyncio.ensure_future(send_after())
-        return _collected(self.service.watch, asyncio.shield(self._sending), make, what)
+        return self._noted(_collected(self.service.watch, asyncio.shield(self._sending), make, what))
+
+    def _noted[T](self, call: asyncio.Task[T]) -> asyncio.Task[T]:
+        self._unanswered.add(call)
+        call.add_done_callback(self._unanswered.discard)
+        return call
 
 
 class TinkerSamplingClient:
@@ -180,7 +194,7 @@ class TinkerSamplingClient:
         return _collected(self.watch, _done(future), list, "compute_logprobs")
 
 
-def _collected[T](watch: Watch, sent: Awaitable[Any], make: Callable[[Any], T], what: str) -> Awaitable[T]:
+def _collected[T](watch: Watch, sent: Awaitable[Any], make: Callable[[Any], T], what: str) -> asyncio.Task[T]:
     """The answer of a call that is on its way, in our records; its failure as a BackendError."""
 
     async def collect() -> T:
@@ -189,6 +203,22 @@ def _collected[T](watch: Watch, sent: Awaitable[Any], make: Callable[[Any], T], 
     task = asyncio.ensure_future(collect())
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, even if nobody awaits it
     return task
+
+
+async def unload(holder: Any, client: Any) -> None:
+    """Give the adapter of a training client back to the server. The client knows the request and has no method for it;
+    a server that does not know it keeps the adapter until the session ends."""
+
+    async def send() -> None:
+        from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+        from tinker.types import UnloadModelRequest
+
+        body = UnloadModelRequest(model_id=client.model_id).model_dump()
+        with holder.aclient(ClientConnectionPoolType.TRAIN) as connection:
+            await connection.post("/api/v1/unload_model", body=body, cast_to=object)
+
+    with suppress(Exception):
+        await asyncio.wait_for(holder.run_coroutine_threadsafe(send()), UNLOAD_SECONDS)
 
 
 async def _result(future: Any) -> Any:

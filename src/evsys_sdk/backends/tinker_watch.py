@@ -17,7 +17,7 @@ from typing import Any
 
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, EvsysError
 
-UNIMPORTANT = frozenset({"telemetry", "dynamic_config"})
+UNIMPORTANT = frozenset({"telemetry", "dynamic_config", "unload_model"})
 """Requests whose failure costs a run nothing."""
 RESULTS = "retrieve_future"
 """The one route the client asks again without a pause of its own."""

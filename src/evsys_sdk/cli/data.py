@@ -29,6 +29,14 @@ def add_parser(verbs: Any) -> None:
         parser.add_argument("ref", help="an id, or a name for its newest version")
         parser.add_argument("--benchmark", action="store_true", help="look among the benchmarks only")
     _add_preview(inner)
+    _add_leakage(inner)
+
+
+def _add_leakage(inner: Any) -> None:
+    leakage = _verb(inner, "leakage", audit_leakage, "whether rows hold tasks of a benchmark, word for word or nearly")
+    leakage.epilog = "Exit codes: 0 nothing found, 1 rows hold tasks of the benchmark (or something is wrong)."
+    leakage.add_argument("rows", help="a JSONL or .json file, or a dataset of the workspace by id or name")
+    leakage.add_argument("suite", metavar="benchmark", help="tasks.jsonl or its folder, or a benchmark by id or name")
 
 
 def _add_adding(inner: Any) -> None:
@@ -150,6 +158,12 @@ def preview_rows(args: argparse.Namespace) -> int:
     from evsys_sdk.cli.preview import preview
 
     return preview(args)
+
+
+def audit_leakage(args: argparse.Namespace) -> int:
+    from evsys_sdk.cli.leakage import audit
+
+    return audit(args)
 
 
 def count_rows(count: int) -> str:

@@ -12,10 +12,48 @@ import sys
 from collections.abc import Sequence
 
 from evsys_sdk import __version__
-from evsys_sdk.cli import backend, completion, data, engine, model, registries, run, serve, validate, verifier
+from evsys_sdk.cli import (
+    backend,
+    benchmark,
+    compare,
+    completion,
+    context,
+    data,
+    engine,
+    eval,
+    history,
+    model,
+    notes,
+    registries,
+    regrade,
+    run,
+    serve,
+    show,
+    validate,
+    verifier,
+)
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_RUN_FAILED
 
-VERBS = (validate, run, data, backend, model, engine, serve, verifier, registries, completion)
+VERBS = (
+    validate,
+    run,
+    benchmark,
+    eval,
+    data,
+    backend,
+    model,
+    engine,
+    serve,
+    verifier,
+    regrade,
+    history,
+    show,
+    compare,
+    context,
+    notes,
+    registries,
+    completion,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -24,10 +24,18 @@ class Line:
     step: int = 0
     loss: float | None = None
     first_loss: float | None = None
+    reward: float | None = None
     score: str = ""
     status: str = "preparing"
     started: float = field(default_factory=time.monotonic)
     printed: float = 0.0
+
+    @property
+    def learning(self) -> str:
+        """How it goes: the reward, where there is one; the loss otherwise."""
+        if self.reward is not None:
+            return f"reward {self.reward:.3f}"
+        return "" if self.loss is None else f"loss {self.loss:.4f}"
 
     def eta(self, now: float) -> str:
         if self.status != "training" or not self.step or not self.total or self.step >= self.total:
@@ -55,7 +63,9 @@ class Progress:
             return self.lines.setdefault(ctx.run_id, Line(name=ctx.extras.get("run_name", ctx.run_id)))
 
     def on_run_start(self, ctx: Any) -> None:
-        self.changed(self._line(ctx), always=True)
+        line = self._line(ctx)
+        line.status = "preparing"
+        self.changed(line, always=True)
 
     def on_train_start(self, ctx: Any, total_steps: int | None) -> None:
         line = self._line(ctx)
@@ -66,6 +76,7 @@ class Progress:
         line = self._line(ctx)
         line.step, line.loss = step, metrics.get("loss", line.loss)
         line.first_loss = line.loss if line.first_loss is None else line.first_loss
+        line.reward = metrics.get("reward/mean", line.reward)
         self.changed(line)
 
     def on_train_end(self, ctx: Any, metrics: dict[str, float]) -> None:
@@ -81,8 +92,13 @@ class Progress:
 
     def on_run_end(self, ctx: Any, result: Any) -> None:
         line = self._line(ctx)
-        line.status = result.status
+        # Whether it goes on, the search has yet to decide.
+        line.status = "paused" if result.status == "pruned" else result.status
         self.changed(line, always=True)
+
+    def say(self, text: str) -> None:
+        """A line of the experiment's own, such as what a search decided."""
+        print(text, file=self.stream, flush=True)
 
     def changed(self, line: Line, *, always: bool = False) -> None:
         raise NotImplementedError
@@ -98,7 +114,7 @@ class PlainProgress(Progress):
         line.printed = now
         total = f"/{line.total}" if line.total else ""
         parts = [f"step {line.step}{total}" if line.step else "", line.status]
-        parts += [f"loss {line.loss:.4f}" if line.loss is not None else "", line.score]
+        parts += [line.learning, line.score]
         eta = line.eta(now)
         parts.append(f"eta {eta}" if eta else "")
         print(f"{line.name}: " + "  ".join(part for part in parts if part), file=self.stream, flush=True)
@@ -107,23 +123,29 @@ class PlainProgress(Progress):
 class LiveProgress(Progress):
     """A table that rich redraws a few times a second; changes need no work of ours."""
 
+    def __init__(self, stream: TextIO):
+        super().__init__(stream)
+        self.said: list[str] = []
+
     def changed(self, line: Line, *, always: bool = False) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     def __rich__(self) -> Any:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        table = Table(box=None, pad_edge=False)
-        for title in ("run", "", "step", "loss", "score", "eta"):
-            table.add_column(title, justify="right" if title in ("step", "loss", "eta") else "left")
+        table = Table(box=None, pad_edge=False, caption="\n".join(self.said[-8:]) or None, caption_justify="left")
+        for title in ("run", "", "step", "learning", "score", "eta"):
+            table.add_column(title, justify="right" if title in ("step", "eta") else "left")
         now = time.monotonic()
         with self.lock:
             lines = list(self.lines.values())
         for line in lines[-30:]:
             bar = ProgressBar(total=line.total or 1, completed=line.step, width=20) if line.total else line.status
             step = f"{line.step}/{line.total}" if line.total else str(line.step or "")
-            loss = f"{line.loss:.4f}" if line.loss is not None else ""
-            table.add_row(line.name, bar, step, loss, line.score, line.eta(now) or line.status)
+            table.add_row(line.name, bar, step, line.learning, line.score, line.eta(now) or line.status)
         return table
 
 

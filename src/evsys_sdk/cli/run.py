@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from evsys_sdk.cli.flags import positive
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
 
 
@@ -19,22 +20,20 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("path", help="the YAML file")
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the JSON summary to FILE")
     parser.add_argument("--dry", action="store_true", help="rehearse: 2 steps, 4 tasks, results under <output_dir>/dry")
-    parser.add_argument("--steps", type=_positive, metavar="N", help="at most N training steps per run")
+    parser.add_argument("--steps", type=positive, metavar="N", help="at most N training steps per run")
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="begin anew; without it, an interrupted run goes on from its last checkpoint",
+        help="begin anew; without it, finished runs are not repeated and an interrupted one goes on from its last "
+        "checkpoint",
+    )
+    parser.add_argument(
+        "--fork", action="store_true", help="where the settings have changed since the launch, run a child experiment"
     )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE", help="override")
     parser.add_argument("--strict", action="store_true", help="settings that nothing reads are errors")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +50,12 @@ def run(args: argparse.Namespace) -> int:
         experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
         with prints_to_stderr(), progress_display(sys.stderr, live=not args.json) as watcher:
             options = RunOptions(
-                max_steps=args.steps, dry=args.dry, fresh=args.fresh, strict=args.strict, watchers=[watcher]
+                max_steps=args.steps,
+                dry=args.dry,
+                fresh=args.fresh,
+                fork=args.fork,
+                strict=args.strict,
+                watchers=[watcher],
             )
             result = experiment.run(options)
     except ConfigError as exc:

@@ -10,7 +10,7 @@ from evsys_sdk.record.conclusion import score_lines
 
 def print_summary(result: Any) -> None:
     """Each run with its numbers, the conclusion, and where the record lies."""
-    for run in result.runs:
+    for run in [run for run in result.runs if run.status != "pruned"]:  # the conclusion has these in a line each
         print(f"{run.extras.get('run_name', run.run_id)}: {run.status}{_training(run.metrics)}")
         for line in score_lines(run.extras.get("evals", [])):
             print(f"  {line}")
@@ -24,11 +24,13 @@ def print_summary(result: Any) -> None:
 
 
 def _training(metrics: dict[str, float]) -> str:
-    if "final_loss" not in metrics:
+    # A policy's loss says nothing about how good it is; its reward does.
+    name = next((name for name in ("reward", "loss") if f"final_{name}" in metrics), None)
+    if name is None:
         return ""
-    first = f"{metrics['first_loss']:.4f} -> " if "first_loss" in metrics else ""
+    first = f"{metrics[f'first_{name}']:.4f} -> " if f"first_{name}" in metrics else ""
     steps = f" in {metrics['steps']:.0f} steps" if "steps" in metrics else ""
-    return f", loss {first}{metrics['final_loss']:.4f}{steps}"
+    return f", {name} {first}{metrics[f'final_{name}']:.4f}{steps}"
 
 
 def _short(path: Path) -> str:

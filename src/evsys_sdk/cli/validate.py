@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
 
 if TYPE_CHECKING:
+    from evsys_sdk.config.models import SearchSpec
     from evsys_sdk.errors import ConfigError
 
 
@@ -35,18 +36,35 @@ def validate(args: argparse.Namespace) -> int:
             raise
         print_problems(args.path, exc)
         return EXIT_BAD_INPUT
-    runs = [run.name for run in config.all_runs()]
+    drawn = config.search is not None and config.search.kind != "grid"
+    runs = [] if drawn else [run.name for run in config.all_runs()]
     ignored = ignored_settings(config)
+    if args.deep:
+        from evsys_sdk.running.foreseen_leakage import foreseen_leakage
+
+        with prints_to_stderr():
+            ignored += foreseen_leakage(config)
     if args.json:
         _print_json(True, args.path, runs=runs, warnings=ignored)
         return EXIT_OK
     seeds = f" x {config.n_repeats} seeds" if config.n_repeats > 1 else ""
-    print(f"{args.path}: ok, {len(runs)} run{'s' if len(runs) != 1 else ''}{seeds}")
-    for name in runs:
-        print(f"  {name}")
+    if config.search is not None and drawn:
+        print(f"{args.path}: ok, {_described(config.search)}{seeds}")
+    else:
+        print(f"{args.path}: ok, {len(runs)} run{'s' if len(runs) != 1 else ''}{seeds}")
+        for name in runs:
+            print(f"  {name}")
     for problem in ignored:
         print(f"warning: line {problem.line or '?'}  {problem.path}   {problem.message}", file=sys.stderr)
     return EXIT_OK
+
+
+def _described(search: SearchSpec) -> str:
+    """A search whose runs are not known before it has begun."""
+    from evsys_sdk.config.search import count_trials
+
+    trials, axes = count_trials(search), len(search.space)
+    return f"a search ({search.kind}) of {trials} trials over {axes} setting{'s' if axes != 1 else ''}"
 
 
 def print_problems(path: str, error: ConfigError) -> None:

@@ -6,10 +6,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.data import print_json, print_table
+from evsys_sdk.cli.flags import add_import_flag
+from evsys_sdk.cli.suites import SUITE, import_extensions, load_suite
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
 
 if TYPE_CHECKING:
-    from evsys_sdk.eval.benchmark import Benchmark
     from evsys_sdk.verifiers.stress import Finding, Findings
 
 SHOWN = 20
@@ -26,13 +27,10 @@ def add_parser(verbs: Any) -> None:
         description="Let agents that solve nothing (null, empty, echo_prompt, long_repeat, answer_list, grader_attack) "
         "and an oracle answer every task. Exit code 1 if a non-solver passes, the oracle fails or a verifier breaks.",
     )
-    test.add_argument("benchmark", help="a folder with tasks.jsonl, such a file, or a name or id in the workspace")
+    test.add_argument("benchmark", help=SUITE)
     test.add_argument("--limit", type=int, help="only the first tasks")
     test.add_argument("--concurrency", type=int, default=32, help="tasks graded at once (default: 32)")
-    test.add_argument(
-        "--import", dest="imports", action="append", default=[], metavar="MODULE",
-        help="a module of yours that registers verifiers (default: the package src, if there is one)",
-    )  # fmt: skip
+    add_import_flag(test)
     test.add_argument("--json", action="store_true", help="print as JSON")
     test.set_defaults(run=test_verifiers)
 
@@ -41,46 +39,17 @@ def test_verifiers(args: argparse.Namespace) -> int:
     from evsys_sdk.asyncs import run_async
     from evsys_sdk.cli.streams import prints_to_stderr
     from evsys_sdk.errors import EvsysError
-    from evsys_sdk.verifiers.stress import stress
+    from evsys_sdk.running.verifier_trials import try_verifiers
 
     if args.concurrency < 1 or (args.limit is not None and args.limit < 1):
         raise EvsysError("--limit and --concurrency are at least 1")
     with prints_to_stderr():
-        _import(args.imports)
-        suite = _load(args.benchmark)
+        import_extensions(args.imports)
+        suite = load_suite(args.benchmark)
         tasks = suite.tasks[: args.limit]
-        found = run_async(stress(tasks, concurrency=args.concurrency))
+        found = run_async(try_verifiers(tasks, concurrency=args.concurrency))
     _print(args, suite.name, len(tasks), found)
     return EXIT_BAD_INPUT if found.findings else EXIT_OK
-
-
-def _import(names: list[str]) -> None:
-    """Modules that register verifiers, found in this folder or at the project's root."""
-    import importlib
-    import sys
-    from pathlib import Path
-
-    from evsys_sdk.config.project import project_root
-    from evsys_sdk.errors import EvsysError, blame
-
-    folders = list(dict.fromkeys([Path.cwd(), project_root(Path.cwd())]))
-    if not names and any((folder / "src" / "__init__.py").is_file() for folder in folders):
-        names = ["src"]
-    sys.path[:0] = [str(folder) for folder in folders if names and str(folder) not in sys.path]
-    for name in names:
-        with blame(EvsysError, f"import of {name}"):
-            importlib.import_module(name)
-
-
-def _load(target: str) -> Benchmark:
-    from pathlib import Path
-
-    from evsys_sdk.data.workspace import Workspace
-    from evsys_sdk.eval.benchmark import Benchmark
-
-    if Path(target).exists() or "/" in target:
-        return Benchmark.load(target)
-    return Benchmark.load(Workspace.find(Path.cwd()).pull_benchmark(target), name=target)
 
 
 def _print(args: argparse.Namespace, name: str, n_tasks: int, found: Findings) -> None:
@@ -96,8 +65,8 @@ def _print(args: argparse.Namespace, name: str, n_tasks: int, found: Findings) -
     print_table(["agent", "passes", "mean reward"], rows)
     if found.without_solution:
         count = len(found.without_solution)
-        print(f"no solution is known for {count} of {n_tasks} tasks (`metadata.solution` would tell), e.g. "
-              f"{found.without_solution[0]}")  # fmt: skip
+        where = "`metadata.solution` or solution/solve.sh would tell"
+        print(f"no solution is known for {count} of {n_tasks} tasks ({where}), e.g. {found.without_solution[0]}")
     for finding in found.findings[:SHOWN]:
         print(_line(finding))
     if len(found.findings) > SHOWN:

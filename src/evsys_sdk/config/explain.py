@@ -6,11 +6,12 @@ In: a ValidationError and the model it came from. Out: `Problem`s with paths rel
 from __future__ import annotations
 
 import types
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from evsys_sdk.config.document import KeyPath, show_path
+from evsys_sdk.config.models import UNION_TAGS
 from evsys_sdk.errors import Problem, closest
 
 _WORDS = {
@@ -36,16 +37,21 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
 
 
 def _problem(detail: Any, model: type[BaseModel]) -> Problem:
-    path: KeyPath = detail["loc"]
+    path = _place(detail)
     value = detail["input"]
     hide = detail["type"] == "missing" or isinstance(value, dict | list | BaseModel)
     return Problem(path=show_path(path), message=_message(detail, model), value=None if hide else value)
 
 
+def _place(detail: Any) -> KeyPath:
+    """Where the mistake is in the file; which form pydantic took a value for is not a place."""
+    return tuple(part for part in detail["loc"] if part not in UNION_TAGS)
+
+
 def _message(detail: Any, model: type[BaseModel]) -> str:
     kind, context = detail["type"], detail.get("ctx") or {}
     if kind == "extra_forbidden":
-        return unknown_key(str(detail["loc"][-1]), known_keys(model, detail["loc"][:-1]))
+        return unknown_key(str(detail["loc"][-1]), known_keys(model, _place(detail)[:-1]))
     if kind == "literal_error":
         return _not_one_of(detail["input"], context.get("expected", ""))
     if kind == "value_error":
@@ -83,15 +89,19 @@ def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     for part in path:
         if isinstance(part, int):
             continue
+        if get_origin(current) is dict:  # whatever the key is called
+            current = _model_in(get_args(current)[1])
+            continue
         if current is None or part not in current.model_fields:
             return None
-        current = _model_in(current.model_fields[part].annotation)
-    return current
+        annotation = current.model_fields[part].annotation
+        current = annotation if get_origin(annotation) is dict else _model_in(annotation)
+    return None if get_origin(current) is dict else current
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if get_origin(annotation) in (list, Union, types.UnionType):
+    if get_origin(annotation) in (list, Union, types.UnionType, Annotated):
         return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
     return None

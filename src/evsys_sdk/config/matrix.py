@@ -2,7 +2,7 @@
 
 In: an `ExperimentConfig` with a `MatrixSpec`. Out: the same config with plain `runs`, one per cell, named
 and in order, and for each where its values stood in the file. Everything downstream sees plain runs;
-the sweep exists only here.
+the sweep exists only here. How values are set into a base run and make its name, a search shares (`search`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from evsys_sdk.config.source import Origin, Source, remember, source_of
 from evsys_sdk.errors import ConfigError, Problem
 
 MAX_CELLS = 10_000
+AXES = ("matrix", "axes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Cell:
 
 
 @dataclass(slots=True)
-class _Found:
+class Found:
     """Problems so far, each once: a mistake in the base run shows up in every cell."""
 
     problems: dict[tuple[str, str], Problem] = field(default_factory=dict)
@@ -47,10 +48,14 @@ class _Found:
 
 
 def expanded(config: ExperimentConfig) -> ExperimentConfig:
-    """`config` with its matrix, if any, replaced by the runs it stands for."""
+    """`config` with its matrix, if any, replaced by the runs it stands for. A search is looked over and stays."""
+    if config.search is not None:
+        from evsys_sdk.config.search import looked_over
+
+        return looked_over(config)
     if config.matrix is None:
         return config
-    found = _Found()
+    found = Found()
     runs, origins = _runs_of(config, found)
     source = source_of(config)
     if found.problems:
@@ -62,10 +67,15 @@ def expanded(config: ExperimentConfig) -> ExperimentConfig:
     return plain
 
 
-def _runs_of(config: ExperimentConfig, found: _Found) -> tuple[list[RunConfig], list[Origin]]:
+def _runs_of(config: ExperimentConfig, found: Found) -> tuple[list[RunConfig], list[Origin]]:
+    return runs_of(_cells(config, found), found)
+
+
+def runs_of(cells: Iterable[Cell], found: Found) -> tuple[list[RunConfig], list[Origin]]:
+    """The cells that are good runs, and where these stand in the file; what is wrong with the others is `found`."""
     runs: list[RunConfig] = []
     origins: list[Origin] = []
-    for cell in _cells(config, found):
+    for cell in cells:
         try:
             runs.append(RunConfig.model_validate(cell.run))
             origins.append(cell.origin)
@@ -76,34 +86,43 @@ def _runs_of(config: ExperimentConfig, found: _Found) -> tuple[list[RunConfig], 
     return runs, origins
 
 
-def _cells(config: ExperimentConfig, found: _Found) -> Iterator[Cell]:
+def _cells(config: ExperimentConfig, found: Found) -> Iterator[Cell]:
     matrix = config.matrix
     assert matrix is not None
     base, place = _base_run(config, found)
     if base is None:
         return
-    _check_axes(matrix.axes, found)
+    check_axes(matrix.axes, AXES, found)
     if found.problems:
         return
     base_name = str(base.get("name") or config.name)
     choices = [range(len(values)) for values in matrix.axes.values()]
     for picks in itertools.product(*choices):
         values = {axis: matrix.axes[axis][pick] for axis, pick in zip(matrix.axes, picks, strict=True)}
-        run = copy.deepcopy(base)
-        for axis, value in values.items():
-            try:
-                set_dotted(run, split_path(axis), copy.deepcopy(value))
-            except (IndexError, TypeError, AttributeError, ValueError):
-                found.add(("matrix", "axes", axis), "does not fit the base run: there is nothing there to set it in")
-                return
-        run["name"] = _cell_name(base_name, values, run, matrix.name_template, found)
+        run = with_values(base, values, AXES, found)
+        if run is None:
+            return
+        place_of_template = ("matrix", "name_template")
+        run["name"] = run_name(base_name, values, run, matrix.name_template, place_of_template, found)
         axes: dict[KeyPath, KeyPath] = {
-            split_path(axis): ("matrix", "axes", axis, pick) for axis, pick in zip(values, picks, strict=True)
+            split_path(axis): (*AXES, axis, pick) for axis, pick in zip(values, picks, strict=True)
         }
         yield Cell(run=run, values=values, origin=Origin(prefix=place, axes=axes))
 
 
-def _base_run(config: ExperimentConfig, found: _Found) -> tuple[dict[str, Any] | None, KeyPath]:
+def with_values(base: dict[str, Any], values: dict[str, Any], place: KeyPath, found: Found) -> dict[str, Any] | None:
+    """The base run with these values set into it; None where one does not fit."""
+    run = copy.deepcopy(base)
+    for axis, value in values.items():
+        try:
+            set_dotted(run, split_path(axis), copy.deepcopy(value))
+        except (IndexError, TypeError, AttributeError, ValueError):
+            found.add((*place, axis), "does not fit the base run: there is nothing there to set it in")
+            return None
+    return run
+
+
+def _base_run(config: ExperimentConfig, found: Found) -> tuple[dict[str, Any] | None, KeyPath]:
     assert config.matrix is not None
     inside, beside = config.matrix.base_run, config.base_run
     if inside is not None and beside is not None:
@@ -115,21 +134,21 @@ def _base_run(config: ExperimentConfig, found: _Found) -> tuple[dict[str, Any] |
     return (inside, ("matrix", "base_run")) if inside is not None else (beside, ("base_run",))
 
 
-def _check_axes(axes: dict[str, list[Any]], found: _Found) -> None:
+def check_axes(axes: Mapping[str, Sequence[Any]], place: KeyPath, found: Found) -> None:
+    """What is wrong with the axes that stand at `place`."""
     size = 1
     for axis, values in axes.items():
-        place = ("matrix", "axes", axis)
         if not values:
-            found.add(place, "has no values; an empty axis makes no runs")
+            found.add((*place, axis), "has no values; an empty axis makes no runs")
         problem = unknown_axis(split_path(axis)) or _overlap(axis, axes)
         if problem:
-            found.add(place, problem)
+            found.add((*place, axis), problem)
         size *= max(len(values), 1)
     if size > MAX_CELLS:
-        found.add(("matrix", "axes"), f"makes {size:,} runs; the limit is {MAX_CELLS:,}")
+        found.add(place, f"makes {size:,} runs; the limit is {MAX_CELLS:,}")
 
 
-def _overlap(axis: str, axes: dict[str, list[Any]]) -> str | None:
+def _overlap(axis: str, axes: Iterable[str]) -> str | None:
     """Two axes of which one lies inside the other would undo each other's values."""
     path = split_path(axis)
     for other in axes:
@@ -196,7 +215,10 @@ def slug(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9_.=@-]+", "-", str(value)).strip("-")
 
 
-def _cell_name(base: str, values: dict[str, Any], run: dict[str, Any], template: str | None, found: _Found) -> str:
+def run_name(
+    base: str, values: dict[str, Any], run: dict[str, Any], template: str | None, place: KeyPath, found: Found
+) -> str:
+    """What the run with these values is called; `place` is where the template stands."""
     if template is None:
         parts = [f"{split_path(axis)[-1]}{slug(value)}" for axis, value in values.items()]
         return "__".join([base, *parts])
@@ -209,7 +231,7 @@ def _cell_name(base: str, values: dict[str, Any], run: dict[str, Any], template:
             return slug(get_dotted(run, split_path(key)))
         except KeyError:
             known = ", ".join(["base", *values])
-            found.add(("matrix", "name_template"), f"{{{key}}} is not in the run; axes: {known}", template)
+            found.add(place, f"{{{key}}} is not in the run; axes: {known}", template)
             return ""
 
     return re.sub(r"\{([^{}]*)\}", fill, template)

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from evsys_sdk.config.reading import Tracked
 
@@ -163,6 +172,24 @@ class RunConfig(Strict):
         return self
 
 
+class HostedModel(InferenceSpec):
+    """A model that is not trained here, scored beside the arms: an inference client, or short `kind/model`."""
+
+    name: Name | None = None
+    """What it is called in the record; by default its `model` param, else its kind."""
+
+    @property
+    def label(self) -> str:
+        return self.name or str(self.params.get("model") or self.kind)
+
+
+def _as_hosted_model(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    kind, _, model = value.partition("/")  # names of models have slashes of their own
+    return {"kind": kind, "params": {"model": model} if model else {}}
+
+
 class BenchmarkEntry(Strict):
     """One suite of tasks to score the model on."""
 
@@ -183,6 +210,16 @@ class BenchmarkEntry(Strict):
     breakdown_keys: list[str] = Field(default_factory=list)
     baseline: bool = False
     """Score the untrained model too, first of all."""
+    agent_import_path: str | None = None
+    """The agent that the model works in on these tasks, as in `rl`. Without one it answers once."""
+    agent_params: JsonDict = Field(default_factory=dict)
+    chat_template: str | None = None
+    """What renders these tasks instead of the model's own template: Jinja text, a file of it, or the name of a
+    tinker-cookbook renderer."""
+    n_concurrent: int | None = Field(default=None, ge=1)
+    """Rollouts of this entry at a time, beside those of training; by default they share the run's 64 places."""
+    models: list[Annotated[HostedModel, BeforeValidator(_as_hosted_model)]] = Field(default_factory=list)
+    """API models to score once per experiment, beside the arms and never ranked among them."""
     engine: Literal["harbor"] = "harbor"
 
     @model_validator(mode="after")
@@ -194,6 +231,21 @@ class BenchmarkEntry(Strict):
         roles = {tag for tag in self.tags if tag in ("val", "test")}
         if len(roles | ({self.split} if self.split else set())) > 1:
             raise ValueError("split and tags disagree: an entry is val or test, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _agent_and_models(self) -> BenchmarkEntry:
+        if self.agent_params and self.agent_import_path is None:
+            raise ValueError("agent_params are those of an agent: set agent_import_path too")
+        if self.models and self.agent_import_path is not None:
+            raise ValueError(
+                "models are asked in words, without an agent, so their scores would not compare with those of "
+                f"{self.agent_import_path}; give them an entry of their own"
+            )
+        labels = [model.label for model in self.models]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"models need distinct names; twice: {', '.join(twice)} (set `name`)")
         return self
 
     @property
@@ -223,14 +275,75 @@ def _as_success_metric(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+DIRECTIONS = {
+    "higher": ("higher", "up", "increase", "greater", "more", "max"),
+    "lower": ("lower", "down", "decrease", "smaller", "less", "min"),
+}
+
+
+def _as_direction(value: Any) -> Any:
+    """`higher` or `lower`, also where it was said in another word."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    return next((meant for meant, words in DIRECTIONS.items() if word in words), value)
+
+
+class Prediction(Strict):
+    """What the numbers will show, if the claim is right."""
+
+    arm: Name
+    vs: Name | None = None
+    """Another arm, or `untrained`; by default the baseline arm."""
+    metric: Name | None = None
+    """By default the success metric."""
+    direction: Annotated[Literal["higher", "lower"], BeforeValidator(_as_direction)] = "higher"
+    at_least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """By how much, in the metric's own unit: 0.05 is five points of pass@1."""
+
+    def __str__(self) -> str:
+        metric, vs = self.metric or "the success metric", self.vs or "the baseline arm"
+        by = f" by at least {self.at_least:g}" if self.at_least else ""
+        return f"{metric} of {self.arm} is {self.direction} than that of {vs}{by}"
+
+
+class Hypothesis(Strict):
+    """A claim that the experiment can decide: frozen at its start, judged at its end."""
+
+    claim: str = Field(min_length=1)
+    prediction: Prediction
+    confidence: float | None = Field(default=None, ge=0, le=1)
+    """How likely you think it is, from 0 to 1; the outcome says how far off that was."""
+
+    def __str__(self) -> str:
+        sure = "" if self.confidence is None else f" (confidence {self.confidence:g})"
+        return f"{self.claim.rstrip()}\nPrediction: {self.prediction}{sure}"
+
+
+UNION_TAGS = frozenset({"(text)", "(typed)", "(values)", "(range)"})
+"""What pydantic puts into the place of a mistake to say which form it took a value for that has several."""
+
+
+def _hypothesis_form(value: Any) -> str:
+    return "(typed)" if isinstance(value, dict | Hypothesis) else "(text)"
+
+
+TextOrHypothesis = Annotated[
+    Annotated[str, Tag("(text)")] | Annotated[Hypothesis, Tag("(typed)")], Discriminator(_hypothesis_form)
+]
+
+
 class Metadata(Strict):
     """Free-form notes, in which the keys that the SDK reads are typed."""
 
     model_config = ConfigDict(extra="allow")
 
-    hypothesis: str = ""
+    hypothesis: TextOrHypothesis = ""
+    """Text, or `{claim, prediction, confidence}`, which the finished experiment then judges."""
     tags: list[str] = Field(default_factory=list)
     success_metric: Annotated[SuccessMetric | None, BeforeValidator(_as_success_metric)] = None
+    baseline_arm: Name | None = None
+    """The arm that the others are compared with; by default the first."""
+    allow_test_selection: bool = False
+    """Let test scores pick the best arm; the conclusion then says so."""
     benchmark: Annotated[list[BenchmarkEntry], BeforeValidator(_as_list)] = Field(default_factory=list)
 
     def __getitem__(self, key: str) -> Any:
@@ -254,12 +367,114 @@ class Metadata(Strict):
         return self
 
 
+class BudgetSpec(Strict):
+    """What an experiment may spend, all its runs together; a limit that is not set is none."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Tokens trained on."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Wall-clock time of one `evsys run`."""
+    usd: float | None = Field(default=None, gt=0)
+    """What hosted models and judges charge, as far as their prices are known."""
+    trials: int | None = Field(default=None, ge=1)
+    """Runs: arms times seeds."""
+
+    @model_validator(mode="after")
+    def _some_limit(self) -> BudgetSpec:
+        if not self.model_fields_set:
+            raise ValueError("a budget needs at least one of steps, tokens, seconds, usd, trials")
+        return self
+
+
+def _off_for_false(value: Any) -> Any:
+    return "off" if value is False else value  # YAML reads a bare `off` as false
+
+
 class MatrixSpec(Strict):
     """A sweep: every combination of the axes, applied to a base run."""
 
     axes: dict[str, list[Any]] = Field(min_length=1)
     base_run: JsonDict | None = None
     name_template: str | None = None
+
+
+class Range(Strict):
+    """Numbers from `low` to `high`, both included."""
+
+    low: float = Field(allow_inf_nan=False)
+    high: float = Field(allow_inf_nan=False)
+    log: bool = False
+    """Drawn evenly on a logarithmic scale, as for learning rates."""
+    int: bool = False
+    """Whole numbers only."""
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Range:
+        if self.low >= self.high:
+            raise ValueError(f"low must be below high, and {self.low:g} is not below {self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError("a logarithmic range needs low above 0")
+        if self.int and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError("a range of whole numbers needs whole numbers for low and high")
+        return self
+
+
+def _axis_form(value: Any) -> str:
+    return "(range)" if isinstance(value, dict | Range) else "(values)"
+
+
+Axis = Annotated[Annotated[list[Any], Tag("(values)")] | Annotated[Range, Tag("(range)")], Discriminator(_axis_form)]
+
+
+class SearchSpec(Strict):
+    """A search: which settings to try next is decided as scores come in."""
+
+    kind: Literal["grid", "random", "tpe", "halving"]
+    """grid: every combination. random: drawn evenly. tpe: drawn near what scored well. halving: all begin, the best go
+    on."""
+    space: dict[str, Axis] = Field(min_length=1)
+    """Dotted setting of the run -> a list of values, or `{low, high, log, int}`."""
+    objective: Annotated[SuccessMetric | None, BeforeValidator(_as_success_metric)] = None
+    """What to search for; by default the success metric."""
+    max_trials: int | None = Field(default=None, ge=1, le=10_000)
+    """Arms; by default every combination, where there are finitely many."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of the draws; the runs have their own."""
+    min_steps: int | None = Field(default=None, ge=1)
+    """halving: the step at which the first are left behind."""
+    eta: int = Field(default=3, ge=2)
+    """halving: one in so many goes on, to so many times the steps."""
+    startup_trials: int = Field(default=10, ge=1)
+    """tpe: so many are drawn evenly first."""
+    budget: BudgetSpec | None = None
+    """Beside the experiment's own; the tighter limit holds."""
+    name_template: str | None = None
+    """As in a matrix; `{trial}` is the trial's number."""
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> SearchSpec:
+        owners = {"min_steps": "halving", "eta": "halving", "startup_trials": "tpe"}
+        for key, kind in owners.items():
+            if key in self.model_fields_set and self.kind != kind:
+                raise ValueError(f"{key} belongs to kind {kind}, and this is {self.kind}")
+        if self.kind == "halving" and self.min_steps is None:
+            raise ValueError("halving needs min_steps: the step at which the first trials are left behind")
+        if self.kind == "grid" and self.max_trials is not None:
+            raise ValueError("a grid is every combination; for max_trials of them use kind random")
+        if self.kind != "grid" and self.name_template is not None and "{trial}" not in self.name_template:
+            raise ValueError("name_template needs {trial}: two trials may draw values that look alike")
+        return self
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> SearchSpec:
+        ranges = [path for path, axis in self.space.items() if isinstance(axis, Range)]
+        if ranges and self.kind == "grid":
+            raise ValueError(f"a grid needs lists of values, and {ranges[0]} is a range; use kind random or tpe")
+        if self.max_trials is None and (ranges or self.kind in ("random", "tpe")):
+            raise ValueError("max_trials is missing; without it this search has no end")
+        return self
 
 
 class ExperimentConfig(Strict):
@@ -275,14 +490,20 @@ class ExperimentConfig(Strict):
     run: RunConfig | None = None
     runs: list[RunConfig] | None = Field(default=None, min_length=1)
     matrix: MatrixSpec | None = None
+    search: SearchSpec | None = None
+    """Instead of a fixed set of arms; its base is `base_run`, or `run`."""
     base_run: JsonDict | None = None
-    """The matrix's base run may also stand here, beside it."""
+    """The matrix's base run may also stand here, beside it; that of a search does."""
     callbacks: list[CallbackSpec] = Field(default_factory=list)
     n_repeats: int = Field(default=1, ge=1, le=1000)
     """Seeds per arm."""
     base_seed: int | None = Field(default=None, ge=0, lt=2**63 - 1000)
     """First seed of the repeats; by default each run's own `seed`."""
     max_concurrent_arms: int = Field(default=1, ge=1)
+    budget: BudgetSpec | None = None
+    """A hard stop; what was trained and scored until then stays in the record."""
+    leakage: Annotated[Literal["error", "warn", "off"], BeforeValidator(_off_for_false)] = "warn"
+    """What to do when training rows hold tasks of a benchmark that the experiment or the workspace knows."""
     imports: list[Name] | None = None
     """Modules to import before look-ups. By default a `src/` package beside the config or at the project's root."""
     parent_experiment_id: str | None = None
@@ -290,16 +511,24 @@ class ExperimentConfig(Strict):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> ExperimentConfig:
-        given = [key for key in ("run", "runs", "matrix") if getattr(self, key) is not None]
+        given = [key for key in ("run", "runs", "matrix", "search") if getattr(self, key) is not None]
+        if given == ["run", "search"] and self.base_run is None:
+            return self  # the run is what the search begins with
         if len(given) != 1:
-            raise ValueError(f"exactly one of run, runs, matrix must be set; found {' and '.join(given) or 'none'}")
-        if self.base_run is not None and self.matrix is None:
-            raise ValueError("base_run belongs to matrix, and there is none")
+            found = " and ".join(given) or "none"
+            raise ValueError(f"exactly one of run, runs, matrix, search must be set; found {found}")
+        if self.base_run is not None and self.matrix is None and self.search is None:
+            raise ValueError("base_run belongs to matrix or search, and there is none")
         return self
 
     def all_runs(self) -> list[RunConfig]:
-        """Every arm, the sweep expanded."""
+        """Every arm, the sweep expanded; of a search that draws, runs that have each value of its space once."""
         from evsys_sdk.config.matrix import expanded
+
+        if self.search is not None:
+            from evsys_sdk.config.search import sample_runs
+
+            return sample_runs(self)
 
         config = expanded(self)
         return [config.run] if config.run is not None else list(config.runs or [])

@@ -1,4 +1,4 @@
-"""The project around a config: its root, and its own extensions.
+"""The project around a config: its folders, and its own extensions.
 
 In: a config. Out: the project's modules imported, so that their decorators have run before any look-up.
 """
@@ -11,19 +11,10 @@ import traceback
 from pathlib import Path
 
 from evsys_sdk.config.models import ExperimentConfig
+from evsys_sdk.config.root import project_root
 from evsys_sdk.config.source import Source, source_of
-from evsys_sdk.constants import WORKSPACE_DIR
 from evsys_sdk.errors import FOREIGN, ConfigError, EvsysError, Problem
 from evsys_sdk.logs import get_logger
-
-
-def project_root(start: Path) -> Path:
-    """Nearest folder at or above `start` that holds `.evsys/` or `pyproject.toml`; else `start` itself."""
-    start = start.resolve()
-    for folder in (start, *start.parents):
-        if (folder / WORKSPACE_DIR).is_dir() or (folder / "pyproject.toml").is_file():
-            return folder
-    return start
 
 
 def search_folders(source: Source) -> list[Path]:
@@ -31,13 +22,39 @@ def search_folders(source: Source) -> list[Path]:
     return list(dict.fromkeys([source.folder, project_root(source.folder)]))
 
 
+def path_folders(source: Source) -> list[Path]:
+    """Where a relative path that no store reads is looked up: where one starts, then as above."""
+    return list(dict.fromkeys([Path.cwd(), *search_folders(source)]))
+
+
+def extension_names(config: ExperimentConfig) -> list[str]:
+    """The modules that `imports:` names; without it, a `src/` package beside the config or at the project's root."""
+    if config.imports is not None:
+        return list(config.imports)
+    folders = search_folders(source_of(config))
+    return ["src"] if any((folder / "src" / "__init__.py").is_file() for folder in folders) else []
+
+
+def project_modules(config: ExperimentConfig) -> dict[str, list[Path]]:
+    """The source files of the project's own extensions, by the module that is imported."""
+    folders = search_folders(source_of(config))
+    found = {}
+    for name in extension_names(config):
+        parts = name.split(".")
+        for folder in folders:
+            place = folder.joinpath(*parts)
+            files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+            if files and files[0].is_file():
+                found[name] = files
+                break
+    return found
+
+
 def import_extensions(config: ExperimentConfig) -> None:
-    """Import what `imports:` names; without it, a `src/` package beside the config or at the project's root."""
+    """Import the project's own extensions, so that their decorators have run before any look-up."""
     source = source_of(config)
     folders = search_folders(source)
-    names = config.imports
-    if names is None:
-        names = ["src"] if any((folder / "src" / "__init__.py").is_file() for folder in folders) else []
+    names = extension_names(config)
     problems = []
     for index, name in enumerate(names):
         try:

@@ -28,7 +28,7 @@ class Origin:
     def place(self, path: KeyPath) -> KeyPath:
         """File path of a run's setting."""
         if self.axes and path == ("name",):
-            return ("matrix", "axes")  # the names of a sweep's runs come from its axes
+            return next(iter(self.axes.values()))[:2]  # the names of a sweep's runs come from its axes
         for end in range(len(path), 0, -1):
             if path[:end] in self.axes:
                 return (*self.axes[path[:end]], *path[end:])
@@ -65,7 +65,7 @@ class Source:
 def split_known(text: str, lines: Mapping[KeyPath, int]) -> KeyPath:
     """Split a shown path, keeping dotted keys (sweep axes) whole when the file has such a key."""
     for known in lines:
-        if known[:2] == ("matrix", "axes") and len(known) == 3:
+        if known[:2] in (("matrix", "axes"), ("search", "space")) and len(known) == 3:
             shown = show_path(known)
             if text.startswith(shown) and text[len(shown) : len(shown) + 1] in ("", ".", "["):
                 return (*known, *split_path(text[len(shown) :]))

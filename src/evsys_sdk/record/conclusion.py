@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evsys_sdk.protocols import EvalResult, RunResult, RunStatus, Score
+from evsys_sdk.record.leakage import leakage_lines
+
+MOST_VALUES = 12
+"""Of a breakdown that are printed; the record has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,8 @@ class ArmSummary:
     statuses: list[RunStatus]
     scores: list[float] = field(default_factory=list)
     """The success metric of each seed that has one."""
+    evidence: list[str] = field(default_factory=list)
+    """The same as text, with interval and denominator where one benchmark measured it."""
     why_unranked: str | None = None
     errors: list[str] = field(default_factory=list)
 
@@ -32,40 +38,76 @@ class ArmSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelScore:
+    """A model that nobody trained here, on one benchmark: something to compare the arms with, and never an arm."""
+
+    model: str
+    result: EvalResult
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What asking it took; None as soon as the price of one answer is not known."""
+        rollouts = self.result.rollouts
+        unknown = any(rollout.metadata.get("unpriced") for rollout in rollouts)
+        return None if unknown or not rollouts else sum(rollout.cost_usd for rollout in rollouts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the judge of the scores found, in words and as plain data."""
+
+    best_arm: str | None = None
+    lines: list[str] = field(default_factory=list)
+    why_not: str | None = None
+    """Why there is no verdict."""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
     arms: list[ArmSummary]
     best_arm: str | None
     text: str
     metric: str | None = None
+    findings: Findings = field(default_factory=Findings)
 
 
-def conclude(arms: dict[str, list[RunResult]], *, hypothesis: str, success: Any | None) -> Conclusion:
-    """Rank the arms by the success metric and say what that means."""
-    name, mode = (success.name, success.mode) if success is not None else (None, "max")
+def conclude(
+    arms: dict[str, list[RunResult]],
+    *,
+    hypothesis: str,
+    success: Any | None,
+    findings: Findings,
+    models: Sequence[ModelScore] = (),
+    search: Sequence[str] = (),
+) -> Conclusion:
+    """What the arms came to and what that means; `models` stand beside them."""
+    name = success.name if success is not None else None
     summaries = [_summary(arm, results, name) for arm, results in arms.items()]
-    ranked = sorted((arm for arm in summaries if arm.scores), key=lambda arm: arm.mean, reverse=mode == "max")
-    why_no_winner = _why_no_winner(ranked, arms, name)
-    best = None if why_no_winner else ranked[0].arm
     lines = [f"Hypothesis: {hypothesis}"] if hypothesis else []
-    lines += [_arm_line(summary, name) for summary in summaries]
-    if name is None:
-        lines.append("No success_metric is named, so arms are not ranked.")
-    elif best is None:
-        lines.append(f"No best arm by {name}: {why_no_winner}.")
-    elif len(summaries) > 1:
-        word = "Highest" if mode == "max" else "Lowest"
-        lines.append(f"{word} mean {name}: {best}. Whether the arms really differ has not been tested.")
-    return Conclusion(arms=summaries, best_arm=best, text="\n".join(lines), metric=name)
+    lines += search
+    told = [summary for summary in summaries if findings.why_not or _is_troubled(summary)]
+    lines += [_arm_line(summary, name) for summary in told]
+    lines += [f"No verdict: {findings.why_not}."] if findings.why_not else findings.lines
+    lines += leakage_lines(arms)
+    lines += _model_lines(models)
+    best = findings.best_arm
+    return Conclusion(arms=summaries, best_arm=best, text="\n".join(lines), metric=name, findings=findings)
 
 
-def _why_no_winner(ranked: list[ArmSummary], arms: dict[str, list[RunResult]], name: str | None) -> str | None:
-    if name is None or not ranked:
-        return "no arm has a score for it"
-    if all(key.startswith("test/") for results in arms.values() for r in results for key in matching(r, name)):
-        return "it was measured on a test benchmark only, and test scores do not select"
-    if len(ranked) > 1 and ranked[0].mean == ranked[1].mean:
-        return "the first two arms are equal"
-    return None
+def _is_troubled(summary: ArmSummary) -> bool:
+    """Whether something happened to the arm that its numbers do not tell."""
+    return bool(summary.errors) or any(status != "completed" for status in summary.statuses)
+
+
+def _model_lines(models: Sequence[ModelScore]) -> list[str]:
+    """The API models, under a heading that keeps them apart from the arms."""
+    lines = [f"  {score.model}: {text}" for score in models for text in _texts(score.result)]
+    return ["For comparison, models that were not trained here (never ranked):", *lines] if lines else []
+
+
+def _texts(result: EvalResult) -> list[str]:
+    return [_score_text(result, score) for score in result.scores] or [_score_text(result, None)]
 
 
 def matching(result: RunResult, name: str) -> list[str]:
@@ -86,12 +128,38 @@ def matching(result: RunResult, name: str) -> list[str]:
 
 def _summary(arm: str, results: Sequence[RunResult], name: str | None) -> ArmSummary:
     statuses = [result.status for result in results]
-    scores = [score for result in results if (score := _score_of(result, name)) is not None]
+    scored = [(result, score) for result in results if (score := _score_of(result, name)) is not None]
+    scores = [score for _, score in scored]
+    evidence = [_evidence(result, score, name) for result, score in scored]
     why = None
     if not scores:
         why = "no run completed" if "completed" not in statuses else f"no score for {name}" if name else None
+        why = _why_pruned(results) or why
     errors = sorted({result.error for result in results if result.error})
-    return ArmSummary(arm=arm, statuses=statuses, scores=scores, why_unranked=why, errors=errors)
+    return ArmSummary(arm=arm, statuses=statuses, scores=scores, evidence=evidence, why_unranked=why, errors=errors)
+
+
+def _why_pruned(results: Sequence[RunResult]) -> str | None:
+    """`pruned at step 10 with val.pass@1 0.412`, for an arm that a search left behind."""
+    note = next((result.extras["pruned"] for result in results if "pruned" in result.extras), None)
+    if note is None:
+        return None
+    score = f"no {note['metric']}" if note["value"] is None else f"{note['metric']} {note['value']:.4g}"
+    return f"pruned at step {note['step']} with {score}"
+
+
+def _evidence(result: RunResult, value: float, name: str | None) -> str:
+    """`0.938 [0.832, 0.979], n=48`; the bare number where it is a mean of benchmarks, or no benchmark's at all."""
+    keys = matching(result, name or "")
+    evals: list[EvalResult] = result.extras.get("evals", [])
+    # The last one: a score of the final weights comes after those of the loop.
+    found = [(one, score) for one in evals for score in one.scores if _key(one, score) in keys and score.value == value]
+    return f"{_value(found[-1][1])}, {_counts(found[-1][1])}" if len(keys) == 1 and found else f"{value:.3f}"
+
+
+def _key(result: EvalResult, score: Score) -> str:
+    prefix = result.split if result.split == result.name else f"{result.split}/{result.name}"
+    return f"{prefix}/{score.metric}"
 
 
 def _score_of(result: RunResult, name: str | None) -> float | None:
@@ -103,13 +171,19 @@ def _score_of(result: RunResult, name: str | None) -> float | None:
 
 def _arm_line(summary: ArmSummary, name: str | None) -> str:
     done, n = summary.statuses.count("completed"), len(summary.statuses)
+    if set(summary.statuses) == {"pruned"} and summary.why_unranked:
+        return f"{summary.arm}: {summary.why_unranked}"
     state = f"{done} of {n} seeds completed" if n > 1 else summary.statuses[0]
     if summary.scores:
-        each = f", seeds {', '.join(f'{score:.3f}' for score in summary.scores)}" if n > 1 else ""
-        state += f", {name} {summary.mean:.3f}{each}"
+        each = f"{summary.mean:.3f}, seeds {_joined(summary.evidence)}" if n > 1 else summary.evidence[0]
+        state += f", {name} {each}"
     if summary.why_unranked:
         state += f", not ranked: {summary.why_unranked}"
     return f"{summary.arm}: {state}" + "".join(f" ({error})" for error in summary.errors)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return ("; " if any(", " in text for text in texts) else ", ").join(texts)
 
 
 def score_lines(evals: Sequence[EvalResult]) -> list[str]:
@@ -122,7 +196,10 @@ def score_lines(evals: Sequence[EvalResult]) -> list[str]:
         for score in scores:
             place = untrained if result.step == 0 else latest
             place[(result.split, result.name, score.metric if score else "")] = (result, score)
-    lines = [_score_text(*found) + _compared(untrained.get(key)) for key, found in latest.items()]
+    lines = []
+    for key, (result, score) in latest.items():
+        lines.append(_score_text(result, score) + _compared(untrained.get(key)))
+        lines += _breakdown_lines(result, score)
     lines += [f"untrained: {_score_text(*found)}" for key, found in untrained.items() if key not in latest]
     return lines + stage_matrix(evals)
 
@@ -150,8 +227,31 @@ def _score_text(result: EvalResult, score: Score | None) -> str:
         return f"{where}: not scored ({result.error})"
     if score.value is None:
         return f"{where} {score.metric}: not valid ({score.error})"
-    errors = f", {score.n_errors} errors" if score.n_errors else ""
-    return f"{where} {score.metric} = {_value(score)}, n={score.n_tasks}{errors}"
+    return f"{where} {score.metric} = {_value(score)}, {_counts(score)}"
+
+
+def _counts(score: Score) -> str:
+    """The denominator: tasks, rollouts where a task had several, and how many of these nobody could grade."""
+    rollouts = f", {score.n_rollouts} rollouts" if score.n_rollouts > score.n_tasks else ""
+    errors = f", {score.n_errors} error{'s' if score.n_errors > 1 else ''}" if score.n_errors else ""
+    return f"n={score.n_tasks}{rollouts}{errors}"
+
+
+def _breakdown_lines(result: EvalResult, score: Score | None) -> list[str]:
+    """`  by toolkit: mail 0.500 [0.090, 0.910], n=4; maps 1.000 [0.342, 1.000], n=2` for each breakdown key."""
+    if score is None:
+        return []
+    lines = []
+    for key, values in result.breakdown.items():
+        parts = [
+            f"{value} {_value(part)}, {_counts(part)}"
+            for value, scores in values.items()
+            for part in scores
+            if part.metric == score.metric
+        ]
+        more = f"; and {len(parts) - MOST_VALUES} more in the record" if len(parts) > MOST_VALUES else ""
+        lines.append(f"  by {key}: {'; '.join(parts[:MOST_VALUES])}{more}")
+    return lines
 
 
 def _compared(untrained: tuple[EvalResult, Score | None] | None) -> str:
@@ -160,7 +260,8 @@ def _compared(untrained: tuple[EvalResult, Score | None] | None) -> str:
     result, score = untrained
     if score is None or score.value is None:
         return f" (untrained: not scored, {score.error if score else result.error})"
-    return f" (untrained {_value(score)})"
+    errors = f", {score.n_errors} error{'s' if score.n_errors > 1 else ''}" if score.n_errors else ""
+    return f" (untrained {_value(score)}{errors})"
 
 
 def _value(score: Score) -> str:

@@ -1,11 +1,11 @@
 """An evaluation as plain data and back, so that a journal can keep it whole.
 
-In: an `EvalResult`, or what `to_data` made of one. Out: the other.
+In: an `EvalResult` or a `Rollout`, or what was made of one. Out: the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
@@ -13,7 +13,7 @@ from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
 
 def to_data(result: EvalResult) -> dict[str, Any]:
     """Everything, the transcripts too."""
-    return asdict(result)
+    return asdict(replace(result, rollouts=[])) | {"rollouts": [rollout_to_data(one) for one in result.rollouts]}
 
 
 def from_data(data: dict[str, Any]) -> EvalResult:
@@ -23,10 +23,18 @@ def from_data(data: dict[str, Any]) -> EvalResult:
         for key, parts in data["breakdown"].items()
     }
     scores = [Score(**score) for score in data["scores"]]
-    return EvalResult(
-        **{**data, "scores": scores, "breakdown": breakdown, "rollouts": [_rollout(one) for one in data["rollouts"]]}
-    )
+    rollouts = [rollout_from_data(one) for one in data["rollouts"]]
+    return EvalResult(**{**data, "scores": scores, "breakdown": breakdown, "rollouts": rollouts})
 
 
-def _rollout(data: dict[str, Any]) -> Rollout:
+def rollout_to_data(rollout: Rollout) -> dict[str, Any]:
+    """One try; its long lists are handed on as they are, not copied."""
+    return _shallow(rollout) | {"turns": [_shallow(turn) for turn in rollout.turns]}
+
+
+def rollout_from_data(data: dict[str, Any]) -> Rollout:
     return Rollout(**{**data, "turns": [Turn(**turn) for turn in data["turns"]]})
+
+
+def _shallow(record: Rollout | Turn) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}

@@ -133,10 +133,12 @@ class EvsysLogger:
     def _create_experiment(self, config: Any, experiment_id: str | None) -> None:
         plain = _plain(config)
         metadata = plain.get("metadata", {})
+        hypothesis = metadata.get("hypothesis", "")
+        claim = hypothesis.get("claim", "") if isinstance(hypothesis, dict) else hypothesis  # the wire has text
         self._experiment_id = experiment_id or new_id()
         self._client.create_experiment(
             plain.get("name", "experiment"),
-            hypothesis=metadata.get("hypothesis", ""),
+            hypothesis=claim,
             experiment_id=self._experiment_id,
             description=plain.get("description", ""),
             tags=metadata.get("tags", []),

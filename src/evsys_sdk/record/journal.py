@@ -27,6 +27,11 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE UNIQUE INDEX IF NOT EXISTS one_event ON events (run, attempt, kind, key) WHERE superseded = 0;
 """
 
+EXPERIMENT = ""
+"""The run under which the experiment itself has its line."""
+ROLLOUT = "rollout"
+"""The kind of event that there are thousands of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -58,27 +63,45 @@ class Journal:
                 "INSERT INTO attempts SELECT ?, coalesce(max(attempt), 0) + 1, ? FROM attempts WHERE run = ?",
                 (run, fingerprint, run),
             )
-        return self._last(run)
+        last = self.latest(run)
+        assert last is not None
+        return last
+
+    def copy(self, source: RunJournal, run: str, fingerprint: str) -> RunJournal:
+        """All that counts of an attempt in another journal as a new attempt at `run`, whole or not at all."""
+        columns = "kind, key, at, data"
+        query = f"SELECT {columns} FROM events WHERE run = ? AND attempt = ? AND superseded = 0 ORDER BY id"
+        rows = source.journal.read(query, (source.run, source.attempt))
+        with self._blamed(), self._lock, self._db:
+            self._db.execute("BEGIN")
+            [(last,)] = self._db.execute("SELECT coalesce(max(attempt), 0) FROM attempts WHERE run = ?", (run,))
+            self._db.execute("INSERT INTO attempts VALUES (?, ?, ?)", (run, last + 1, fingerprint))
+            insert = f"INSERT INTO events (run, attempt, {columns}) VALUES (?, ?, ?, ?, ?, ?)"
+            self._db.executemany(insert, [(run, last + 1, *row) for row in rows])
+        return RunJournal(self, run, last + 1)
 
     def unfinished(self, run: str, fingerprint: str) -> RunJournal | None:
         """The last attempt at `run`, if it was the same run and did not come to its end."""
-        with self._blamed():
-            found = self._db.execute(
-                "SELECT fingerprint FROM attempts WHERE run = ? ORDER BY attempt DESC LIMIT 1", (run,)
-            ).fetchone()
-        if found is None or found[0] != fingerprint:
+        last = self.latest(run, fingerprint)
+        return None if last is None or last.completed else last
+
+    def latest(self, run: str, fingerprint: str | None = None) -> RunJournal | None:
+        """The last attempt at `run`; None if there is none, or if it was one with another fingerprint."""
+        query = "SELECT attempt, fingerprint FROM attempts WHERE run = ? ORDER BY attempt DESC LIMIT 1"
+        rows = self.read(query, (run,))
+        if not rows or fingerprint not in (None, rows[0][1]):
             return None
-        last = self._last(run)
-        return None if last.completed else last
+        return RunJournal(self, run, rows[0][0])
+
+    @property
+    def has_results(self) -> bool:
+        """Whether any run has trained a step or tried a task."""
+        query = f"SELECT 1 FROM events WHERE kind IN ('step', 'eval', 'final_eval', '{ROLLOUT}') LIMIT 1"
+        return bool(self.read(query, ()))
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
-
-    def _last(self, run: str) -> RunJournal:
-        with self._blamed():
-            attempt = self._db.execute("SELECT max(attempt) FROM attempts WHERE run = ?", (run,)).fetchone()[0]
-        return RunJournal(self, run, attempt)
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -97,7 +120,7 @@ class Journal:
 
 
 class RunJournal:
-    """The events of one attempt at one run."""
+    """The events of one attempt at one run, or at the experiment as a whole."""
 
     def __init__(self, journal: Journal, run: str, attempt: int):
         self.journal, self.run, self.attempt = journal, run, attempt
@@ -110,13 +133,28 @@ class RunJournal:
         )
 
     def events(self, *, after: int = -1, upto: int) -> list[Event]:
-        """What happened later than step `after` and not later than `upto`, in order."""
+        """What happened later than step `after` and not later than `upto`, in order; rollouts are asked for apart."""
         rows = self.journal.read(
             "SELECT kind, key, at, data FROM events WHERE run = ? AND attempt = ? AND superseded = 0"
-            " AND at > ? AND at <= ? ORDER BY id",
+            f" AND kind != '{ROLLOUT}' AND at > ? AND at <= ? ORDER BY id",
             (self.run, self.attempt, after, upto),
         )
         return [Event(kind=kind, key=key, at=at, data=json.loads(data)) for kind, key, at, data in rows]
+
+    def rollouts(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """The rollouts whose key begins with `prefix`, by the rest of their keys."""
+        rows = self.journal.read(
+            "SELECT substr(key, ?), data FROM events WHERE run = ? AND attempt = ? AND superseded = 0"
+            f" AND kind = '{ROLLOUT}' AND key >= ? AND key < ? ORDER BY id",
+            (len(prefix) + 1, self.run, self.attempt, prefix, prefix + "\U0010ffff"),
+        )
+        return {rest: json.loads(data) for rest, data in rows}
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether the attempt has tried itself on a benchmark."""
+        query = f"SELECT 1 FROM events WHERE run = ? AND attempt = ? AND superseded = 0 AND kind = '{ROLLOUT}' LIMIT 1"
+        return bool(self.journal.read(query, (self.run, self.attempt)))
 
     def supersede(self, *, after: int) -> None:
         """What happened later than step `after` is going to happen anew."""
@@ -124,6 +162,10 @@ class RunJournal:
             "UPDATE events SET superseded = 1 WHERE run = ? AND attempt = ? AND at > ?",
             (self.run, self.attempt, after),
         )
+
+    def evals(self) -> list[Event]:
+        """The evaluations of the run, in the order in which they ended."""
+        return [event for event in self.events(upto=2**62) if event.kind in ("eval", "final_eval")]
 
     @property
     def completed(self) -> bool:

@@ -62,7 +62,7 @@ class LocalLogger:
 
     def on_run_start(self, ctx: RunContext) -> None:
         hypothesis = getattr(getattr(ctx.config, "metadata", None), "hypothesis", "")
-        text = hypothesis or "No hypothesis was given (metadata.hypothesis)."
+        text = str(hypothesis) or "No hypothesis was given (metadata.hypothesis)."
         atomic.write_text(self._notes(ctx).root / "hypothesis.md", text.rstrip() + "\n")
         self._write_rows(ctx)
 
@@ -77,7 +77,7 @@ class LocalLogger:
         folder = FOLDERS.get(result.split, result.split)
         notes.evals[result.stage, result.split, result.name] = result
         for rollout in result.rollouts:
-            notes.append(f"{folder}/rollouts.jsonl", _rollout_record(result, rollout))
+            notes.append(f"{folder}/rollouts.jsonl", rollout_record(result, rollout))
         notes.append(f"{folder}/metrics.jsonl", _eval_record(result))
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
@@ -134,8 +134,10 @@ def _eval_record(result: EvalResult) -> dict[str, Any]:
     }
 
 
-def _rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, Any]:
-    return {"step": result.step, "eval": result.name, "completion": rollout.completion, **asdict(rollout)}
+def rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, Any]:
+    """One line of a `rollouts.jsonl`."""
+    place = {"step": result.step, "stage": result.stage, "split": result.split, "eval": result.name}
+    return {**place, "completion": rollout.completion, **asdict(rollout)}
 
 
 def conclude(result: RunResult, evals: list[EvalResult]) -> str:
@@ -158,12 +160,16 @@ def describe_eval(result: EvalResult) -> list[str]:
     place += f" of stage {result.stage}" if result.stage else ""
     if result.error:
         return [f"{name} could not be scored{place}: {result.error}"]
-    return [f"{name} {describe_score(score)}{place}" for score in result.scores]
+    lines = [f"{name} {describe_score(score)}{place}" for score in result.scores]
+    for key, values in result.breakdown.items():
+        lines += [f"{name}, {key} {value}: {describe_score(s)}" for value, scores in values.items() for s in scores]
+    return lines
 
 
 def describe_score(score: Score) -> str:
     """`pass@1 = 0.5 [0.3, 0.7] (20 tasks, 1 error)`; an invalid score says why it has no value."""
-    counts = f"({_count(score.n_tasks, 'task')}, {_count(score.n_errors, 'error')})"
+    many = f", {_count(score.n_rollouts, 'rollout')}" if score.n_rollouts > score.n_tasks else ""
+    counts = f"({_count(score.n_tasks, 'task')}{many}, {_count(score.n_errors, 'error')})"
     if score.value is None:
         return f"{score.metric} has no value: {score.error or 'invalid'} {counts}"
     interval = "" if score.low is None or score.high is None else f" [{score.low:.4g}, {score.high:.4g}]"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from evsys_sdk.errors import EvsysError, RunLocked
 
 LOCK_FILE = ".lock"
 ATTEMPTS = "attempts"
+LOOKS, LOOK_SECONDS = 3, 0.02
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def hold(lock: Path, what: str) -> Iterator[None]:
         raise EvsysError(f"cannot use {what}: {exc.strerror}") from exc
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
             owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
             raise RunLocked(f"{what} is in use by {owner}; wait for it or choose another output_dir") from None
@@ -48,6 +50,33 @@ def hold(lock: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock, or BlockingIOError; somebody who only looks (`is_held`) has it for a moment and is waited for."""
+    for _ in range(LOOKS):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_SECONDS)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a live process holds this lock; asking changes nothing."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def set_aside(path: Path, *, keep: Iterable[str] = ()) -> Path | None:

@@ -41,6 +41,8 @@ class RunRecord:
     warnings: list[str] = field(default_factory=list)
     benchmarks: dict[str, Any] = field(default_factory=dict)
     """Label -> the benchmark that was scored."""
+    leakage: list[dict[str, Any]] = field(default_factory=list)
+    """What the rows have in common with benchmarks: an audit per data block and benchmark."""
     options: dict[str, Any] = field(default_factory=dict)
     """How the run was cut short on purpose: `--steps`, `--dry`."""
 
@@ -68,15 +70,19 @@ class RunRecord:
             "tags": list(self.run.tags),
         }
 
-    def _shared_settings(self) -> dict[str, Any]:
+    def shared_settings(self) -> dict[str, Any]:
         """Settings of the experiment that reach every run: where data is read and what it is scored on."""
         metadata = plain_settings(self.experiment).get("metadata", {})
-        return {"data_store": plain_settings(self.experiment).get("data_store"), "benchmark": metadata.get("benchmark")}
+        # How many at a time, and who else is scored, changes nothing about this run.
+        beside = ("models", "n_concurrent")
+        entries = metadata.get("benchmark")
+        scored = entries and [{key: entry[key] for key in entry if key not in beside} for entry in entries]
+        return {"data_store": plain_settings(self.experiment).get("data_store"), "benchmark": scored}
 
     def config_hash(self) -> str:
         """The same for the same settings of this run, whatever the other arms are."""
         settings = plain_settings(self.run)
-        return config_hash({"run": settings, "experiment": self._shared_settings(), **self.options})
+        return config_hash({"run": settings, "experiment": self.shared_settings(), **self.options})
 
     def write(self, result: RunResult, *, unread: list[str]) -> RunResult:
         """Complete `result` and put it on disk."""
@@ -89,6 +95,7 @@ class RunRecord:
             evals=self.evals,
             unread_settings=unread,
             warnings=warnings,
+            leakage=self.leakage,
         )
         finished = time.time()
         write_json(
@@ -106,6 +113,7 @@ class RunRecord:
                 "traceback": self.traceback,
                 "warnings": warnings,
                 "unread_settings": unread,
+                "leakage": self.leakage,
                 "notes": notes,
                 "options": self.options,
                 "hparams": plain_settings(self.run),

@@ -19,9 +19,12 @@ class EndpointFront:
     """One endpoint for all rollouts of a call."""
 
     found: Running
+    context_length: int | None = None
 
     def open(self, policy: Policy) -> str:
-        served = ServedModel(sampler=PolicySampler(policy), renderer=policy.renderer)
+        served = ServedModel(
+            sampler=PolicySampler(policy), renderer=policy.renderer, context_length=self.context_length
+        )
         self.found.endpoint.models[policy.name] = served
         return self.found.base_url()
 
@@ -30,7 +33,8 @@ class EndpointFront:
 
 
 @asynccontextmanager
-async def http_front() -> AsyncIterator[EndpointFront]:
-    """For `LaneSettings(http_front=http_front)`."""
+async def http_front(context_length: int | None = None) -> AsyncIterator[EndpointFront]:
+    """For `LaneSettings(http_front=http_front)`. Where the context's length is known, a chat that outgrew it is told so
+    as OpenAI does, which harnesses know how to handle."""
     async with running(Endpoint({})) as found:
-        yield EndpointFront(found)
+        yield EndpointFront(found, context_length)

@@ -13,11 +13,14 @@ from typing import Any, Literal
 
 from evsys_sdk.config.models import BenchmarkEntry
 from evsys_sdk.logs import get_logger
-from evsys_sdk.protocols import EvalResult, KeptWeights, LogStore, RunContext, Snapshot
+from evsys_sdk.protocols import EvalResult, FinishedRollouts, KeptWeights, LogStore, RunContext, Snapshot
 from evsys_sdk.record.callbacks import CallbackList, eval_metrics
-from evsys_sdk.record.eval_data import from_data, to_data
+from evsys_sdk.record.eval_data import to_data
+from evsys_sdk.record.finished import JournalledRollouts, retold, to_data_without
 from evsys_sdk.record.journal import Event, RunJournal
+from evsys_sdk.running.budget import Budget
 from evsys_sdk.running.interrupts import StopFlag
+from evsys_sdk.running.pausing import Paused, was_paused_at
 from evsys_sdk.running.scoring import Scoring
 from evsys_sdk.surface import SamplingClient, let_go
 from evsys_sdk.training.checkpoints import with_paths, without_paths
@@ -72,7 +75,21 @@ class LoopHooks:
     """Events up to this step have been told again after a resume."""
     chosen: int | None = None
     """The step whose weights the stage ends with, where that is not its last."""
+    budget: Budget = field(default_factory=Budget)
+    pause_at: int | None = None
+    """The run is to stop after this step, with all its evaluations done."""
+    in_step: bool = False
     pending: set[asyncio.Task[None]] = field(default_factory=set)
+    under_way: dict[tuple[str, str, int | None], JournalledRollouts] = field(default_factory=dict)
+    """The finished rollouts of evaluations that are not finished."""
+
+    def finished(self, split: str, name: str, sha256: str, step: int | None) -> FinishedRollouts:
+        """Where an evaluation keeps its rollouts one by one, so that a kill in its midst loses none."""
+        at = self.steps if step is None else step
+        when = "final" if step is None else str(step)
+        key = f"{self.stage or ''}/{split}/{name}/{when}/{sha256}"  # other tasks under the same name are other tasks
+        self.under_way[split, name, step] = JournalledRollouts(self.journal, key, at=at)
+        return self.under_way[split, name, step]
 
     def begin_stage(self, name: str | None) -> None:
         """A stage of a chain starts; its own step 1 comes after the last step of the stage before."""
@@ -93,7 +110,17 @@ class LoopHooks:
     def train_start(self, total_steps: int | None) -> None:
         self.callbacks.on_train_start(self.ctx, None if total_steps is None else self.first_step + total_steps)
 
+    def step_start(self, step: int) -> None:
+        if self.pause_at is not None and self.first_step + step > self.pause_at:
+            raise Paused(self.first_step + step - 1)
+        self.budget.begin_step()
+        self.in_step = True
+
     async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
+        if not self.in_step:  # an algorithm with a loop of its own that does not say when it begins
+            self.budget.begin_step()
+        self.in_step = False
+        self.budget.end_step(metrics.get("tokens", 0))
         self.steps = self.first_step + step
         self.journal.add("step", {"metrics": metrics}, at=self.steps)
         self.callbacks.on_step(self.ctx, self.steps, metrics)
@@ -106,6 +133,7 @@ class LoopHooks:
                 self.journal.add("snapshot", {"path": path}, at=self.steps)
             self._start(due, sampler, self.steps)
         self.stop.check()
+        await self._before_a_pause()
 
     def _start(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int) -> None:
         """Score beside the training."""
@@ -125,9 +153,12 @@ class LoopHooks:
     def add(self, result: EvalResult) -> None:
         """Keep, log and announce a finished evaluation."""
         result = replace(result, stage=self.stage)
+        self.budget.pay(sum(rollout.cost_usd for rollout in result.rollouts))
         at = self.steps if result.step is None else result.step
         kind = "final_eval" if result.step is None else "eval"
-        self.journal.add(kind, to_data(result), at=at, key=f"{self.stage or ''}/{result.split}/{result.name}/{at}")
+        kept = self.under_way.pop((result.split, result.name, result.step), None)
+        data = to_data(result) if kept is None else to_data_without(result, kept)
+        self.journal.add(kind, data, at=at, key=f"{self.stage or ''}/{result.split}/{result.name}/{at}")
         self._announce(result, at)
 
     def _announce(self, result: EvalResult, at: int) -> None:
@@ -150,10 +181,16 @@ class LoopHooks:
         if last.step:
             self._complete(last, events)
         self.steps = upto
-        if last.step and not last.final:
+        if last.step and not last.final and not was_paused_at(self.journal, upto):
             get_logger(__name__).warning("%s goes on from step %d (%s)", self.ctx.run_id, upto, last.state)
         if last.step:
             await self._score_what_is_missing(events, before, upto, last)
+        await self._before_a_pause()
+
+    async def _before_a_pause(self) -> None:
+        """A pause ends the loop, and with it what is still being scored: wait for that."""
+        while self.pause_at is not None and self.steps >= self.pause_at and self.pending:
+            await asyncio.gather(*self.pending)
 
     def replay(self, upto: int) -> list[Event]:
         """Tell the events of an earlier attempt to logs and callbacks, in their order; returns them."""
@@ -164,7 +201,7 @@ class LoopHooks:
             elif event.kind == "checkpoint":
                 self.callbacks.on_checkpoint(self.ctx, event.at, event.data["path"])
             elif event.kind == "eval":
-                self._announce(from_data(event.data), event.at)
+                self._announce(retold(event.data, self.journal), event.at)
         self.replayed = upto
         return events
 
@@ -172,7 +209,7 @@ class LoopHooks:
         """The same for scores that an earlier attempt made after the training of this stage."""
         for event in self.journal.events(after=self.first_step - 1, upto=self.steps):
             if event.kind == "final_eval" and event.data["stage"] == self.stage:
-                self._announce(from_data(event.data), event.at)
+                self._announce(retold(event.data, self.journal), event.at)
 
     def _retell_step(self, at: int, metrics: dict[str, float]) -> None:
         self.ctx.log_store.log_metrics(metrics, at - self.first_step)
@@ -217,8 +254,17 @@ class LoopHooks:
 
     async def train_end(self, metrics: dict[str, float]) -> None:
         while self.pending:
-            await asyncio.gather(*self.pending)
+            under_way = list(self.pending)
+            await asyncio.gather(*under_way)
+            # Not left to the tasks' callbacks: gathering what is done already lets nothing else run.
+            self.pending.difference_update(under_way)
         self.callbacks.on_train_end(self.ctx, metrics)
+
+    def close(self) -> None:
+        """Training is over, or broke off."""
+        if self.in_step:
+            self.in_step = False
+            self.budget.give_back_step()
 
     def should_stop(self) -> str | None:
         return self.callbacks.stop_reason(self.ctx.run_id)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from evsys_sdk import registry
 from evsys_sdk.asyncs import run_async
 from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig
-from evsys_sdk.config.project import search_folders
+from evsys_sdk.config.project import path_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, DataError, closest, shorten
 from evsys_sdk.eval.benchmark import Benchmark
 from evsys_sdk.eval.row_eval import score_rows
 from evsys_sdk.inference.trained import TrainedModelClient
-from evsys_sdk.protocols import EvalResult, Renderer, RolloutEngine, Row, RunResult
+from evsys_sdk.protocols import AgentSpec, EvalResult, FinishedRollouts, Renderer, RolloutEngine, Row, RunResult
 from evsys_sdk.record.callbacks import eval_metrics
 from evsys_sdk.surface import SamplingClient, let_go
 
@@ -35,7 +35,7 @@ def find_benchmark(entry: BenchmarkEntry, config: ExperimentConfig) -> Benchmark
     """The tasks that an entry means: its path, else its id or name in the workspace."""
     source = source_of(config)
     if entry.path is not None:
-        return Benchmark.load(_find_path(entry.path, [Path.cwd(), *search_folders(source)]), name=entry.label)
+        return Benchmark.load(_find_path(entry.path, path_folders(source)), name=entry.label)
     workspace = Workspace.find(source.folder)
     return Benchmark.load(workspace.pull_benchmark(str(entry.id or entry.name)), name=entry.label)
 
@@ -73,6 +73,12 @@ class Scoring:
     """A ceiling from `--dry`."""
     renderer: Renderer | None = None
     loaded: dict[str, Benchmark] = field(default_factory=dict)
+    finished: Callable[[str, str, str, int | None], FinishedRollouts] | None = None
+    """Where an evaluation (split, name, hash of its tasks, step) keeps its rollouts one by one."""
+    render_with: Callable[[str], Renderer] | None = None
+    """Makes a renderer of a `chat_template`; None where there is but one template."""
+    made: dict[str, Any] = field(default_factory=dict)
+    """Engines and renderers that entries asked for."""
 
     def due(self, step: int) -> list[BenchmarkEntry]:
         """Entries to score in the loop after `step`."""
@@ -94,13 +100,11 @@ class Scoring:
             key = f"{entry.role}/{entry.label}"
             if key not in self.loaded:
                 self.loaded[key] = find_benchmark(entry, self.config)
-            if self.renderer is None:
-                raise BackendError("the backend has no tokenizer to render tasks with")
             limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
             return await self.loaded[key].score(
-                engine={"harbor": self.engine}[entry.engine],
+                engine=self._engine(entry, key),
                 sampler=sampler,
-                renderer=self.renderer,
+                renderer=self._renderer(entry, key),
                 metrics=entry.metrics,
                 split=entry.role,
                 num_samples=entry.num_samples,
@@ -110,9 +114,32 @@ class Scoring:
                 breakdown_keys=entry.breakdown_keys,
                 seed=self.seed,
                 step=step,
+                agent=agent_of(entry),
+                finished=self.finished and self.finished(entry.role, entry.label, self.loaded[key].sha256, step),
             )
 
         return await guarded(work, name=entry.label, split=entry.role, step=step)
+
+    def _engine(self, entry: BenchmarkEntry, key: str) -> RolloutEngine:
+        engine: Any = {"harbor": self.engine}[entry.engine]
+        key = f"{key} engine"
+        if key not in self.made:  # once per entry: its evaluations at several steps share its places
+            places = entry.n_concurrent
+            self.made[key] = engine if places is None else engine.limited_to(places)
+        found: RolloutEngine = self.made[key]
+        return found
+
+    def _renderer(self, entry: BenchmarkEntry, key: str) -> Renderer:
+        if self.renderer is None:
+            raise BackendError("the backend has no tokenizer to render tasks with")
+        template = None if self.render_with is None else entry.chat_template
+        if self.render_with is None or template is None:
+            return self.renderer
+        key = f"{key} renderer"
+        if key not in self.made:
+            self.made[key] = self.render_with(template)
+        renderer: Renderer = self.made[key]
+        return renderer
 
     async def score_once(self, entry: BenchmarkEntry, sampler: SamplingClient, *, step: int | None) -> EvalResult:
         """The same with a sampler that nobody needs afterwards."""
@@ -120,6 +147,12 @@ class Scoring:
             return await self.score(entry, sampler, step=step)
         finally:
             let_go(sampler)
+
+
+def agent_of(entry: BenchmarkEntry) -> AgentSpec | None:
+    """The agent that an entry names."""
+    path, params = entry.agent_import_path, entry.agent_params
+    return None if path is None else AgentSpec(kind=path, params=params)
 
 
 async def guarded(
@@ -194,7 +227,11 @@ async def _score_eval_block(bench: Workbench, hooks: LoopHooks, trained: RunResu
         rows = bench.load(evaluation.eval_data, "eval.eval_data", hooks.ctx.data_store).rows
     limits = [limit for limit in (evaluation.n_samples, plan.max_tasks) if limit is not None]
     client = await _inference_client(bench, hooks, trained)
-    return await score_rows(rows, metrics=metrics, client=client, limit=min(limits, default=None))
+
+    def finished(sha256: str) -> FinishedRollouts:
+        return hooks.finished("eval", "eval", sha256, None)
+
+    return await score_rows(rows, metrics=metrics, client=client, limit=min(limits, default=None), finished=finished)
 
 
 async def _inference_client(bench: Workbench, hooks: LoopHooks, trained: RunResult) -> Any:

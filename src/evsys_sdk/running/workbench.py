@@ -6,7 +6,7 @@ settings and bad params can be named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,24 @@ from typing import Any
 from evsys_sdk import registry
 from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig
-from evsys_sdk.config.project import search_folders
+from evsys_sdk.config.project import path_folders, search_folders
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.rows import LoadedRows, load_rows
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import FOREIGN, BackendError
-from evsys_sdk.protocols import DataStore, RunContext, RunResult
+from evsys_sdk.protocols import DataStore, Renderer, RunContext, RunResult
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.log_stores import with_log_dir
 from evsys_sdk.record.run_record import RunRecord
-from evsys_sdk.running.attempts import begin_or_resume, refuse_other_data
+from evsys_sdk.running.attempts import begin_or_resume, finished, refuse_other_data, stands_at
+from evsys_sdk.running.budget import Budget
 from evsys_sdk.running.interrupts import StopFlag
+from evsys_sdk.running.leakage import audit_block
 from evsys_sdk.running.live import StoppableLogStore
 from evsys_sdk.running.parts import Parts
+from evsys_sdk.running.reuse import adopt, find_identical, identity_of, note_identity
 from evsys_sdk.surface import SamplingClient, TrainingService
 
 
@@ -48,8 +51,13 @@ class RunPlan:
     """Begin anew even where an interrupted attempt could be taken up."""
     max_steps: int | None = None
     max_tasks: int | None = None
+    budget: Budget = field(default_factory=Budget)
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the rows, tasks and code that the settings name."""
     ignored: tuple[str, ...] = ()
     """Settings that by the meaning of others are not looked at; they go into the record."""
+    pause_at: int | None = None
+    """Stop after this step, to go on another time; it is no part of what the run is."""
 
     @property
     def run_id(self) -> str:
@@ -80,6 +88,26 @@ class Workbench:
         record = RunRecord(plan.experiment, plan.run, plan.run_id, run_dir, folder=folder, options=options)
         return cls(plan, record, RunResult(run_id=plan.run_id, status="completed"))
 
+    def finished_before(self) -> RunResult | None:
+        """The result of this very run, if it came to its end in an earlier process."""
+        if self.plan.fresh:
+            return None
+        plan, run_dir, fingerprint = self.plan, self.record.run_dir, self.record.config_hash()
+        earlier = plan.journal.latest(plan.run_id, fingerprint)
+        if earlier is None:
+            is_child = plan.experiment.parent_experiment_id is not None
+            same = find_identical(self.identity, run_dir.parent, is_child=is_child)
+            earlier = adopt(same, plan.journal, plan.run_id, fingerprint, run_dir) if same else None
+        if earlier is None or earlier.completed:
+            return finished(earlier, run_dir) if earlier is not None else None
+        return None if plan.pause_at is None else stands_at(earlier, run_dir, plan.pause_at)
+
+    @property
+    def identity(self) -> str:
+        """What makes a run of another experiment the same as this one."""
+        record = self.record
+        return identity_of(plain(self.plan.run), {**record.shared_settings(), **record.options}, self.plan.contents)
+
     def begin_attempt(self) -> None:
         """Take up what an interrupted attempt left, or begin anew and set it aside."""
         self.journal, self.resumed = begin_or_resume(
@@ -89,6 +117,7 @@ class Workbench:
             self.record.run_dir,
             fresh=self.plan.fresh,
         )
+        note_identity(self.journal, self.identity, self.record.run_dir)
 
     def refuse_other_data(self) -> None:
         refuse_other_data(self.journal, self.record.data)
@@ -156,7 +185,8 @@ class Workbench:
                 "run_name": run.name,
                 "run_config": plain(run),
                 "tags": list(run.tags),
-                "load_rows": lambda data, place: self.load(data, place, data_store).rows,
+                "load_rows": lambda data, place: audit_block(self, place, self.load(data, place, data_store)).rows,
+                "build_algorithm": lambda spec, place: self.parts.build(registry.algorithms, spec, place),
             },
         )
         return self.ctx
@@ -184,6 +214,14 @@ class Workbench:
     @property
     def service(self) -> TrainingService | None:
         return self.handles.get("service")
+
+    def renderer_with(self, template: str) -> Renderer:
+        """A renderer by another chat template than the model's own."""
+        from evsys_sdk.training.templates import renderer_with
+
+        if self.service is None:
+            raise BackendError(f"backend {self.plan.run.backend.kind!r} has no tokenizer to render with")
+        return renderer_with(template, self.service.get_tokenizer(), path_folders(source_of(self.plan.experiment)))
 
     async def sampler_of(self, trained: RunResult) -> SamplingClient:
         """A sampler over the weights that training left."""

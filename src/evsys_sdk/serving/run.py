@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import signal
 import socket
 import threading
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from evsys_sdk.errors import EvsysError, MissingDependency
+from evsys_sdk.errors import EvsysError, need
 from evsys_sdk.serving.endpoint import Endpoint
 from evsys_sdk.serving.http import App, Door, is_loopback
 
@@ -154,12 +153,7 @@ def _url(listener: socket.socket) -> str:
 
 
 def _uvicorn_server(app: App) -> Any:
-    try:
-        uvicorn = importlib.import_module("uvicorn")
-    except ImportError as exc:
-        raise MissingDependency(
-            "the endpoint needs uvicorn, which comes with the extras local, harbor and dashboard: pip install uvicorn"
-        ) from exc
+    uvicorn = need("uvicorn", extra="serve")  # it comes with local, harbor and dashboard too
 
     class Server(uvicorn.Server):  # type: ignore[name-defined]
         def capture_signals(self) -> contextlib.AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from evsys_sdk.errors import DataError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import Renderer
 from evsys_sdk.surface import Datum
-from evsys_sdk.training.render import TrainOn, row_to_data
+from evsys_sdk.training.render import TrainOn, messages_of, row_to_data
 
 SHOWN_IDS = 20
 OnTruncate = Literal["cut", "drop", "error"]
@@ -90,6 +90,13 @@ def read_chats(rows: Any, algorithm: str) -> list[ChatMessagesRow]:
         return parse_rows(rows, TargetFormat.CHAT_MESSAGES)
     except DataError as exc:
         raise DataError(f"{exc}\n{algorithm} needs chats: add the transform jsonl_to_chat to data.transforms") from exc
+
+
+def check_chats(rows: Any, algorithm: str) -> None:
+    """Raise if these rows are no chats, or if in one of them the assistant says nothing."""
+    for index, row in enumerate(read_chats(rows, algorithm)):
+        if all(message["role"] != "assistant" for message in messages_of(row)):
+            raise DataError(f"row {row_id(row, index)} has nothing to learn from: no assistant message")
 
 
 def row_id(row: ChatMessagesRow, index: int) -> str:

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from evsys_sdk.data_types import content_text
-from evsys_sdk.errors import BackendError, DataError, MissingDependency, blame, need, not_known
+from evsys_sdk.errors import BackendError, DataError, EvsysError, MissingDependency, blame, need, not_known
 from evsys_sdk.surface import Messages, Tokenizer
 from evsys_sdk.training.render import ChatRenderer
 
@@ -23,37 +23,52 @@ THOUGHT = re.compile(r"<think>(.*?)</think>(.*)", re.DOTALL)
 class CookbookRenderer(ChatRenderer):
     """`renderers.get_renderer(name, tokenizer)` of tinker-cookbook."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer):
+    def __init__(self, name: str, tokenizer: Tokenizer, where: str = WHERE):
         super().__init__(tokenizer)
-        self.name = name
-        self.inner = _renderer(name, tokenizer)
+        self.name, self.where = name, where
+        self.inner = _renderer(name, tokenizer, where)
 
     def prompt(self, messages: Messages) -> list[int]:
         with blame(DataError, f"renderer {self.name!r}"):
-            return list(self.inner.build_generation_prompt(_theirs(messages)).to_ints())
+            return list(self.inner.build_generation_prompt(_theirs(messages, self.where)).to_ints())
 
     def whole(self, messages: Messages) -> list[int]:
         with blame(DataError, f"renderer {self.name!r}"):
-            return list(self.inner.build_supervised_example(_theirs(messages))[0].to_ints())
+            return list(self.inner.build_supervised_example(_theirs(messages, self.where))[0].to_ints())
 
 
-def _renderer(name: str, tokenizer: Tokenizer) -> Any:
+def renderer_problem(name: str, where: str = WHERE) -> str | None:
+    """Why there is no renderer of that name, or None."""
+    try:
+        _known(name, where)
+    except EvsysError as exc:
+        return str(exc)
+    return None
+
+
+def _known(name: str, where: str) -> Any:
+    """The cookbook's renderers, if `name` is one of them."""
     try:
         renderers = need("tinker_cookbook.renderers", extra="tinker")
     except MissingDependency as exc:
-        raise MissingDependency(f"{WHERE}: {exc}; or leave it out, and the model's own template is used") from exc
+        raise MissingDependency(f"{where}: {exc}; or leave it out, and the model's own template is used") from exc
     known = known_names(renderers)
     if name not in known:
-        raise BackendError(f"{WHERE}: {not_known(name, 'renderer of tinker-cookbook', known)}")
+        raise BackendError(f"{where}: {not_known(name, 'renderer of tinker-cookbook', known)}")
+    return renderers
+
+
+def _renderer(name: str, tokenizer: Tokenizer, where: str) -> Any:
+    renderers = _known(name, where)
     if not hasattr(tokenizer, "inner"):
-        raise BackendError(f"{WHERE}: a Hugging Face tokenizer is needed, and this backend has none; leave it out")
-    with blame(BackendError, f"{WHERE}: {name!r} with this model's tokenizer"):
+        raise BackendError(f"{where}: a Hugging Face tokenizer is needed, and this backend has none; leave it out")
+    with blame(BackendError, f"{where}: {name!r} with this model's tokenizer"):
         made = renderers.get_renderer(name, tokenizer.inner)
         stops = made.get_stop_sequences()
     if tokenizer.eos_token_id not in stops:
         # Sampling ends at the tokenizer's end of turn; a model that is taught another end would never be seen to end.
         raise BackendError(
-            f"{WHERE}: {name!r} ends a turn with {stops}, this model's tokenizer with {tokenizer.eos_token_id}; "
+            f"{where}: {name!r} ends a turn with {stops}, this model's tokenizer with {tokenizer.eos_token_id}; "
             "take the renderer that belongs to the model, or leave it out"
         )
     return made
@@ -65,10 +80,10 @@ def known_names(renderers: Any) -> set[str]:
     return {*listed, *renderers.get_registered_renderer_names()}
 
 
-def _theirs(messages: Messages) -> list[dict[str, Any]]:
+def _theirs(messages: Messages, where: str = WHERE) -> list[dict[str, Any]]:
     """Our messages in the cookbook's form: text as content, calls as its own records."""
     if any(message.get("tools") for message in messages):
-        raise DataError(f"tools cannot be shown with {WHERE}; leave it out, and the model's own template shows them")
+        raise DataError(f"tools cannot be shown with {where}; leave it out, and the model's own template shows them")
     return [_message(message) for message in messages]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from evsys_sdk.errors import BackendError, BackendUnavailable, not_known
+from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled, not_known
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import KeptWeights, RunContext
 from evsys_sdk.surface import (
@@ -188,6 +188,7 @@ class Loop:
         for step in range(result.steps + 1, self.plan.total_steps + 1):
             if ended:
                 break
+            await self._may_begin(step)
             await self._step(step)
             result.stopped = hooks.should_stop() if hooks else None
             ended = result.stopped is not None
@@ -199,6 +200,17 @@ class Loop:
             await hooks.train_end(result.metrics)
         self._choose()
         return result
+
+    async def _may_begin(self, step: int) -> None:
+        """Stop here, with a checkpoint to go on from, when there is nothing left to spend."""
+        try:
+            if self.ctx.hooks:
+                self.ctx.hooks.step_start(step)
+        except Cancelled:
+            kept = self.manifest.last_complete()
+            if self.weights.step > (kept.step if kept else 0):
+                await self._save()
+            raise
 
     async def _step(self, step: int) -> None:
         plan, ctx, began = self.plan, self.ctx, self.clock()

@@ -63,6 +63,9 @@ class PhaseHooks:
     def train_start(self, total_steps: int | None) -> None:
         self.hooks.train_start(None if total_steps is None else self.phase.first + total_steps)
 
+    def step_start(self, step: int) -> None:
+        self.hooks.step_start(self.phase.first + step)
+
     async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
         self.phase.reached(step)
         await self.hooks.step_end(self.phase.first + step, self.phase.named(metrics), snapshot)

@@ -14,17 +14,18 @@ import math
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from numbers import Real
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from evsys_sdk.asyncs import run_async
+from evsys_sdk.asyncs import run_async, within
 from evsys_sdk.errors import VerifierFailed, blame, shorten
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import check_params, config_model, verifiers
+from evsys_sdk.verifiers.aside import run_aside
 
 Params = dict[str, Any]
 RawCall = Callable[[str, Any, Params, Any], Any]
@@ -46,6 +47,8 @@ class AdaptedVerifier:
     call: RawCall
     settings: Any = None
     """What the params must fit, a class or something with a `Config`; None when anything goes."""
+    is_aside: bool = False
+    """Plain code of somebody else: `ajudge` runs it beside the event loop, because it may never come back."""
 
     @property
     def Config(self) -> Any | None:
@@ -86,13 +89,27 @@ class AdaptedVerifier:
     async def ajudge(
         self, model_output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
     ) -> VerificationResult:
-        """The same for code that must not wait: other rollouts go on while an async verifier is out asking."""
+        """The same for code that must not wait: other rollouts go on while an async verifier is out asking, or a plain
+        one of yours is at work on its thread. Whoever does not want to wait for ever cancels it, or uses
+        `asyncs.within`."""
         whose = self._checked(params, task_id)
         with _blamed(whose):
-            verdict = self.call(model_output, expected, params, prompt)
+            if self.is_aside:
+                verdict = await run_aside(self.target, lambda: self.call(model_output, expected, params, prompt))
+            else:
+                verdict = self.call(model_output, expected, params, prompt)
             if inspect.isawaitable(verdict):
                 verdict = await verdict
         return _as_result(verdict, whose)
+
+    async def judge_within(
+        self, seconds: float, model_output: str, expected: Any, params: Params, **about: Any
+    ) -> VerificationResult:
+        """`ajudge`; one that takes longer has failed."""
+        try:
+            return await within(self.ajudge(model_output, expected, params, **about), seconds)
+        except TimeoutError:
+            raise VerifierFailed(f"verifier {self.label!r} took longer than {seconds:g} seconds") from None
 
     def _checked(self, params: Params, task_id: str | None) -> str:
         """Whose failure it will be, once the params are known to fit."""
@@ -162,6 +179,20 @@ def _is_hashable(target: Any) -> bool:
 
 
 def _adapt(target: Any) -> AdaptedVerifier:
+    return replace(_in_one_form(target), is_aside=not _is_ours(target) and not _is_async(target))
+
+
+def _is_ours(target: Any) -> bool:
+    """The built-in ones are fast and come back; a thread would cost more than they do."""
+    return str(getattr(target, "__module__", "")).split(".")[0] == "evsys_sdk"
+
+
+def _is_async(target: Any) -> bool:
+    acts = [target, getattr(target, "verify", None), target.__call__ if callable(target) else None]
+    return any(map(inspect.iscoroutinefunction, acts))
+
+
+def _in_one_form(target: Any) -> AdaptedVerifier:
     if inspect.isclass(target):
         return _from_class(target)
     if callable(getattr(target, "verify", None)):

@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from evsys_sdk.config.models import Params
+from evsys_sdk.dockerfile import Recipe, recipe_of, what_is_missing
 from evsys_sdk.errors import MissingDependency, VerifierFailed, shorten
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import register_verifier
-from evsys_sdk.verifiers.dockerfile import Recipe, read_dockerfile, what_is_missing
 
 KEY = "E2B_API_KEY"
 TESTS = "/tests"
@@ -87,7 +87,7 @@ def _slots() -> asyncio.Semaphore:
 
 def _files(cfg: SandboxTests.Config, completion: str) -> dict[str, bytes]:
     """Where everything lies. The tests are in the working directory too, for those who call them by bare name."""
-    workdir = read_dockerfile(cfg.dockerfile).workdir
+    workdir = recipe_of(cfg.dockerfile).workdir
     tests = {"test.sh": cfg.test_sh, **({"test_state.py": cfg.test_state_py} if cfg.test_state_py else {})}
     places = {f"{folder}/{name}": text for folder in (TESTS, workdir) for name, text in tests.items()}
     texts = {**places, f"{workdir}/output.txt": completion}
@@ -104,7 +104,7 @@ async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
     missing = await asyncio.to_thread(what_is_missing, cfg.dockerfile)
     if missing:
         raise VerifierFailed(f"{missing}: {INSTEAD}, or install it here")
-    recipe = read_dockerfile(cfg.dockerfile)
+    recipe = recipe_of(cfg.dockerfile)
     async with Sandbox(folders=(recipe.workdir, TESTS), read_only=(TESTS,)) as box:
         for path, content in files.items():
             box.write(path, content)
@@ -125,7 +125,7 @@ def _too_long(cfg: SandboxTests.Config) -> str:
     )
 
 
-_NO_E2B = f"{KEY} is set, and the e2b package is not installed: pip install e2b"
+_NO_E2B = f"{KEY} is set, and the e2b package is not installed: pip install 'evsys-sdk[e2b]'"
 _builds: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[None]]] = WeakKeyDictionary()
 
 
@@ -138,7 +138,7 @@ async def _run_in_e2b(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Trie
         e2b = importlib.import_module("e2b")
     except ImportError as exc:
         raise MissingDependency(_NO_E2B) from exc
-    recipe = read_dockerfile(cfg.dockerfile)
+    recipe = recipe_of(cfg.dockerfile)
     template = await _template(e2b, cfg.dockerfile)
     box = await e2b.AsyncSandbox.create(
         template=template, timeout=int(cfg.timeout_seconds) + 60, allow_internet_access=False

@@ -7,6 +7,7 @@ project that registers a verifier under such a name replaces it everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, Ver
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import verifiers
+from evsys_sdk.verifiers.adapt import AdaptedVerifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +28,21 @@ class Plan:
     params: dict[str, Any]
 
 
-async def grade(task: HarborTask, completion: str, *, prompt: Any = None) -> VerificationResult:
+async def grade(
+    task: HarborTask, completion: str, *, prompt: Any = None, seconds: float = math.inf
+) -> VerificationResult:
     """How good is this completion of this task? `prompt` is what was asked, where that is not the task's instruction.
 
-    Plain verifiers answer at once; judges and sandboxes let other rollouts go on meanwhile and may be cancelled.
+    Built-in functions answer at once; your own, judges and sandboxes let other rollouts go on meanwhile and may be
+    cancelled. One that takes longer than `seconds` has failed.
     """
     plan = plan_of(task.verifier)
     asked = task.instruction if prompt is None else prompt
-    return await verifiers.adapted(plan.name).ajudge(
-        completion, plan.expected, plan.params, prompt=asked, task_id=task.task_id
-    )
+    adapted: AdaptedVerifier = verifiers.adapted(plan.name)
+    about: dict[str, Any] = {"prompt": asked, "task_id": task.task_id}
+    if seconds < math.inf:
+        return await adapted.judge_within(seconds, completion, plan.expected, plan.params, **about)
+    return await adapted.ajudge(completion, plan.expected, plan.params, **about)
 
 
 def plan_of(verifier: VerifierPayload) -> Plan:

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from evsys_sdk.answers import parsed_json, wanted_answer
+from evsys_sdk.constants import VERIFIER_SECONDS
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, content_text
 from evsys_sdk.errors import EvsysError, MissingDependency, shorten
 from evsys_sdk.sandbox import SandboxUnavailable
@@ -74,7 +75,9 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Try:
+class Try:
+    """One agent's best answer to one task, and what it was worth."""
+
     agent: str
     task: HarborTask
     reward: float | None
@@ -84,18 +87,27 @@ class _Try:
 
 async def stress(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> Findings:
     """Let every agent answer every task. Where one agent has several answers, its best one counts."""
+    return findings_of(tasks, await tries_at(tasks, concurrency=concurrency))
+
+
+async def tries_at(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> list[Try]:
+    """What every agent's answer to every task is worth."""
     # The only answer of a suite of one is its solution; the only answer of many is a suite that a parrot passes.
     answers = expected_answers(tasks) if len(tasks) > 1 else []
     slots = asyncio.Semaphore(concurrency)
 
-    async def one(agent: str, task: HarborTask, outputs: Sequence[str]) -> _Try:
+    async def one(agent: str, task: HarborTask, outputs: Sequence[str]) -> Try:
         async with slots:
             return await _best(agent, task, outputs)
 
     jobs = [
         one(agent, task, outputs) for task in tasks for agent, outputs in _outputs(task, answers).items() if outputs
     ]
-    tries = await asyncio.gather(*jobs)
+    return list(await asyncio.gather(*jobs))
+
+
+def findings_of(tasks: Sequence[HarborTask], tries: Sequence[Try]) -> Findings:
+    """What the tries at these tasks have shown."""
     known = {found.task.task_id for found in tries if found.agent == ORACLE}
     return Findings(
         agents=[_report(agent, tries) for agent in dict.fromkeys(found.agent for found in tries)],
@@ -104,8 +116,8 @@ async def stress(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> Findi
     )
 
 
-async def _best(agent: str, task: HarborTask, outputs: Sequence[str]) -> _Try:
-    best: _Try | None = None
+async def _best(agent: str, task: HarborTask, outputs: Sequence[str]) -> Try:
+    best: Try | None = None
     for output in outputs:
         found = await _tried(agent, task, output)
         if found.error is not None or (found.reward or 0.0) >= PASS:
@@ -116,17 +128,17 @@ async def _best(agent: str, task: HarborTask, outputs: Sequence[str]) -> _Try:
     return best
 
 
-async def _tried(agent: str, task: HarborTask, output: str) -> _Try:
+async def _tried(agent: str, task: HarborTask, output: str) -> Try:
     try:
-        verdict = await grade(task, output)
+        verdict = await grade(task, output, seconds=VERIFIER_SECONDS)
     except (SandboxUnavailable, MissingDependency):  # of this machine, not of the verifier
         raise
     except EvsysError as exc:
-        return _Try(agent=agent, task=task, reward=None, output=output, error=str(exc))
-    return _Try(agent=agent, task=task, reward=verdict.reward, output=output)
+        return Try(agent=agent, task=task, reward=None, output=output, error=str(exc))
+    return Try(agent=agent, task=task, reward=verdict.reward, output=output)
 
 
-def _finding(found: _Try) -> Finding | None:
+def _finding(found: Try) -> Finding | None:
     what: Literal["passes", "fails", "breaks"] | None = None
     if found.error is not None:
         what = "breaks"
@@ -150,7 +162,7 @@ def _one_break_per_task(findings: Sequence[Finding]) -> list[Finding]:
     return list(reversed(kept.values()))
 
 
-def _report(agent: str, tries: Sequence[_Try]) -> AgentReport:
+def _report(agent: str, tries: Sequence[Try]) -> AgentReport:
     own = [found for found in tries if found.agent == agent]
     rewards = [found.reward for found in own if found.reward is not None]
     return AgentReport(

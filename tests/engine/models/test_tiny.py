@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,10 +17,8 @@ def _digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_it_is_made_within_two_seconds_and_a_few_megabytes(tmp_path):
-    begin = time.perf_counter()
+def test_it_takes_a_few_megabytes(tmp_path):
     folder = find_model("tiny-random", cache=tmp_path, fetch=False).path
-    assert time.perf_counter() - begin < 2
     assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
 
 

@@ -211,7 +211,7 @@ def test_stop_strings_are_found_as_soon_as_they_are_written(text, stop, left):
 def test_a_row_ends_where_the_model_does(sampler):
     one = sampler()  # 128 tokens long
     prompt = [i % VOCAB for i in range(120)]
-    row = one.sample([SampleRequest(tokens=prompt, max_tokens=50)])[0].rows[0]
+    row = one.sample([SampleRequest(tokens=prompt, max_tokens=50, seed=0, end_of_text=False)])[0].rows[0]
     assert len(row.tokens) == 8 and row.stop_reason == "length"
     full = one.sample([SampleRequest(tokens=[1] * 128, max_tokens=5, prompt_logprobs=True)])[0]
     assert len(full.rows[0].tokens) == 1 and len(full.prompt_logprobs) == 128

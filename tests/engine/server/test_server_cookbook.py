@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -31,6 +32,9 @@ def recipes(monkeypatch):
     monkeypatch.setenv("TINKER_API_KEY", "tml-local")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # The cookbook names no seeds: what the server would draw for its adapters and samples is the same every time.
+    monkeypatch.setattr("evsys_engine.server.service.secrets.randbelow", lambda below: 1)
+    monkeypatch.setattr("evsys_engine.sampling.fresh_seed", itertools.count().__next__)
     import cookbook_recipes
 
     return cookbook_recipes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -48,17 +47,20 @@ def save_tokenizer(folder: Path) -> Path:
 
 
 class ToyEngine:
-    """`delay` makes every call take that long; `log` has the name of every call in the order they ran."""
+    """`log` has the name of every call in the order they ran, `done` of those that ended: none while `gate` is shut."""
 
-    def __init__(self, folder: Path, *, name: str | None = None, delay: float = 0.0) -> None:
+    def __init__(self, folder: Path, *, name: str | None = None, shut: bool = False) -> None:
         self.info = ModelInfo(
             name=name or str(folder), path=folder, vocab_size=VOCABULARY, max_length=MAX_LENGTH,
             parameters=VOCABULARY**2, device="cpu", dtype="float32",
         )  # fmt: skip
         self.tokenizer = None  # the server has no use for it
         self.base = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
-        self.delay = delay
+        self.gate = threading.Event()
+        if not shut:
+            self.gate.set()
         self.log: list[str] = []
+        self.done: list[str] = []
         self.closed = 0
         self.batches: list[int] = []
 
@@ -71,7 +73,8 @@ class ToyEngine:
 
     def work(self, name: str) -> None:
         self.log.append(name)
-        time.sleep(self.delay)
+        assert self.gate.wait(60), "nobody opened the gate"
+        self.done.append(name)
 
 
 class ToyAdapter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,20 @@ def test_a_verifier_that_breaks_gives_no_reward_and_is_counted(tmp_path):
     assert result.metrics["rewards_missing"] > 0
     means = [value for value in ctx.log_store.curve("rewards/reward/mean") if math.isfinite(value)]
     assert set(means) == {1.0}, "not averaged with zeros"
+
+
+def test_a_verifier_that_hangs_gives_no_reward_and_holds_up_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("evsys_sdk.algorithms.local_rl.VERIFIER_SECONDS", 0.05)
+    opened = threading.Event()
+    register_verifier("hangs")(lambda model_output, expected, params: float(opened.wait(60)))
+    try:
+        result = LocalRL(max_steps=1, batch_size=1, num_samples=2, max_tokens=2).train(
+            _context(tmp_path, _tasks("hangs"))
+        )
+    finally:
+        opened.set()
+        del verifiers.entries["hangs"]
+    assert result.metrics["rewards_missing"] == 2
 
 
 def test_epochs_count_tasks_and_the_last_batch_is_filled_up(tmp_path):

@@ -38,7 +38,7 @@ class Scripted:
         self.rewards, self.turns, self.fields = rewards, turns, fields
         self.calls = []
 
-    async def roll_out(self, tasks, *, sampler, renderer, sampling, num_samples=1):
+    async def roll_out(self, tasks, *, sampler, renderer, sampling, num_samples=1, agent=None):
         self.calls.append(([task.task_id for task in tasks], sampling, num_samples))
         turns = [
             Turn(prompt_tokens=[*b"ask"] * (n + 1), completion_tokens=[65 + n, 66], logprobs=[-1.0, -2.0], text="AB")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from evsys_sdk.backends import mock
 from evsys_sdk.backends.mock import MockBackend
 from evsys_sdk.config.models import ModelConfig
 from evsys_sdk.errors import BackendError, ConfigError
@@ -16,20 +17,35 @@ from evsys_sdk.registry import backends
 from evsys_sdk.surface import AdamParams, ModelInput, SamplingParams
 
 
-async def test_latency_is_waited_for_per_call_in_order(make_service, imitate):
+@pytest.fixture
+async def now(monkeypatch):
+    """The loop's clock, and the backend's: whoever waits makes it jump, and nothing else moves it."""
+    loop, seconds = asyncio.get_running_loop(), [0.0]
+    look = loop._selector.select
+
+    def jump(timeout=None):
+        seconds[0] += timeout or 0.0
+        return look(0)
+
+    monkeypatch.setattr(loop, "time", lambda: seconds[0])
+    monkeypatch.setattr(loop._selector, "select", jump)
+    monkeypatch.setattr(mock, "time", SimpleNamespace(monotonic=loop.time))
+    return loop.time
+
+
+async def test_latency_is_waited_for_per_call_in_order(make_service, imitate, now):
     client = await make_service(latency_ms=150).create_training_client(rank=1, seed=1)
-    began = time.monotonic()
+    began = now()
     output = client.forward_backward([imitate("q", "a")], "cross_entropy")
     optim = client.optim_step(AdamParams(learning_rate=1e-3))
-    assert time.monotonic() - began < 0.15  # submitting does not wait
+    assert now() == began  # submitting does not wait
     await optim
-    assert time.monotonic() - began >= 0.3  # it came after the first
-    again = time.monotonic()
+    assert now() - began == pytest.approx(0.3)  # it came after the first
     await output
-    assert time.monotonic() - again < 0.1
+    assert now() - began == pytest.approx(0.3)
 
 
-async def test_the_latencies_of_two_clients_overlap(make_service, imitate):
+async def test_the_latencies_of_two_clients_overlap(make_service, imitate, now):
     service = make_service(latency_ms=150)
     clients = await asyncio.gather(*(service.create_training_client(rank=1, seed=seed) for seed in (1, 2)))
 
@@ -37,17 +53,17 @@ async def test_the_latencies_of_two_clients_overlap(make_service, imitate):
         for _ in range(2):
             await client.forward_backward([imitate("q", "a")], "cross_entropy")
 
-    began = time.monotonic()
+    began = now()
     await asyncio.gather(*map(train, clients))
-    assert 0.3 <= time.monotonic() - began < 0.6  # one after the other would be 0.6
+    assert now() - began == pytest.approx(0.3)  # one after the other would be 0.6
 
 
-async def test_samples_of_one_client_overlap_too(make_service):
+async def test_samples_of_one_client_overlap_too(make_service, now):
     sampler = await make_service(latency_ms=150).create_sampling_client()
-    began = time.monotonic()
+    began = now()
     prompt = ModelInput.from_ints([*b"hello"])
     await asyncio.gather(*(sampler.sample(prompt, 1, SamplingParams(max_tokens=4)) for _ in range(4)))
-    assert 0.15 <= time.monotonic() - began < 0.6
+    assert now() - began == pytest.approx(0.15)
 
 
 async def test_the_chosen_optimiser_step_fails_and_changes_nothing(make_service, imitate, learn):

@@ -12,6 +12,7 @@ pytest.importorskip("tinker", reason="needs the extra tinker")
 
 from evsys_engine.server import background_server
 from evsys_engine.server.run import Address
+from evsys_sdk.backends import tinker_clients
 from evsys_sdk.backends.tinker import TinkerBackend, api_key, capabilities_of
 from evsys_sdk.backends.tinker_watch import Watch, as_our_error, pause_seconds
 from evsys_sdk.config.models import ModelConfig
@@ -118,6 +119,11 @@ def test_our_own_server_tells_what_it_can_do(tinker_server, prepare):
     assert not card.average_weights
 
 
+def test_the_context_length_is_known_here_and_on_the_local_backend(tinker_server, prepare):
+    there = prepare(base_url=tinker_server.url)
+    assert there.context_length == prepare(kind="local").context_length == 2048
+
+
 def test_of_other_servers_the_protocol_is_believed_less_what_the_config_says():
     card = capabilities_of(None, [])
     assert card.topk_prompt_logprobs and "dro" in card.losses and not card.full_fine_tuning
@@ -193,3 +199,31 @@ def test_a_failure_that_the_client_has_wrapped_is_unwrapped():
     error = as_our_error(wrapped, "optim_step", "http://server")
     assert isinstance(error, BackendUnavailable) and str(error).endswith("as after a restart: unknown session")
     assert type(as_our_error(wrapped, "sampling", "http://server", names_a_path=True)) is BackendError
+
+
+async def test_loading_a_state_leaves_no_idle_adapter_on_the_server(tinker_server, prepare):
+    service = prepare(base_url=tinker_server.url)
+    session = tinker_server.service.sessions.all()[-1]
+    client = await service.create_training_client(rank=4, seed=3)
+    [first] = session.models
+    state = await client.save_state("kept")
+    owed = client.save_state("also-kept")  # not awaited: the server must answer before it lets the adapter go
+    await client.load_state(state)
+    assert len(session.models) == 1 and first not in session.models
+    await client.load_state(await owed)
+    assert len(session.models) == 1
+    assert await client.save_weights_for_sampler("after")
+
+
+async def test_a_server_that_cannot_unload_does_not_stop_a_run(tinker_server, prepare, monkeypatch):
+    async def refuse(body):
+        raise RuntimeError("not here")
+
+    service = prepare(base_url=tinker_server.url, timeout_seconds=5)
+    client = await service.create_training_client(rank=4, seed=3)
+    state = await client.save_state("kept")
+    monkeypatch.setattr(tinker_clients, "UNLOAD_SECONDS", 0.5)
+    monkeypatch.setattr(tinker_server.service, "unload_model", refuse)
+    monkeypatch.setattr(tinker_server.service, "_unload", refuse)
+    await client.load_state(state)
+    assert service.watch.is_well and await client.save_state("after")

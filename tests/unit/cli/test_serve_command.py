@@ -87,7 +87,7 @@ def test_a_name_is_a_model_and_weights_elsewhere_name_theirs(tmp_path, monkeypat
         (["/no/such/thing"], "there is nothing"),
         (["tinker://abc/weights"], "--model"),
         (["{folder}"], "neither a run .* nor a model"),
-        (["{experiment}"], "is an experiment; serve one of its runs: .*r0"),
+        (["{experiment}"], "is an experiment; name one of its runs: .*r0"),
         (["{run}", "--backend", "local"], "made on backend 'mock'"),
         (["m", "--set", "latency"], "param=value"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from evsys_sdk.cli.main import main
 from evsys_sdk.registry import verifiers
+from evsys_sdk.sandbox import why_unavailable
 
 SOUND = [
     {"task_id": "a", "instruction": "2 + 3?", "verifier": {"fn_name": "exact_match", "expected": "5"}},
@@ -79,6 +80,38 @@ def test_a_projects_own_verifiers_are_imported(tmp_path, capsys):
     assert main(["verifier", "test", target, "--import", "my_checks", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert [each["agent"] for each in told["findings"]] == ["echo_prompt", "long_repeat"]
+
+
+def task_directory(root, name, tests, solution=None):
+    texts = {"task.toml": "", "instruction.md": f"Make /app/{name}.\n", "tests/test.sh": tests}
+    texts["environment/Dockerfile"] = "FROM debian\nWORKDIR /app\n"
+    for path, text in {**texts, **({"solution/solve.sh": solution} if solution else {})}.items():
+        (root / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / name / path).write_text(text)
+    return str(root)
+
+
+LOOKS = "if [ -e /app/{} ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+
+
+def test_tests_in_an_environment_are_tried_by_doing_nothing_and_by_the_tasks_own_solution(tmp_path, capsys):
+    pytest.importorskip("harbor", reason="needs the extra harbor")
+    if why_unavailable():
+        pytest.skip(why_unavailable())
+    target = task_directory(tmp_path / "suite", "sound", LOOKS.format("sound"), "touch /app/sound\n")
+    assert main(["verifier", "test", target]) == 0
+    assert "suite: nothing found" in capsys.readouterr().out
+    assert main(["verifier", "test", f"{target}/sound"]) == 0
+    capsys.readouterr()
+    task_directory(tmp_path / "suite", "always", "echo 1 > /logs/verifier/reward.txt\n")
+    task_directory(tmp_path / "suite", "wrong", LOOKS.format("right"), "touch /app/wrong\n")
+    task_directory(tmp_path / "suite", "broken", "exit 3\n")
+    assert main(["verifier", "test", target, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert {(each["task_id"], each["agent"], each["what"]) for each in told["findings"]} == {
+        ("always", "null", "passes"), ("wrong", "oracle", "fails"), ("broken", "null", "breaks"),
+    }  # fmt: skip
+    assert told["without_solution"] == ["always", "broken"]
 
 
 @pytest.mark.parametrize(

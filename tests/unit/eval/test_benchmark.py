@@ -29,7 +29,7 @@ class ScriptedEngine:
     def __init__(self, **rewards):
         self.rewards, self.asked = rewards, {}
 
-    async def roll_out(self, tasks, *, sampler, renderer, sampling, num_samples=1):
+    async def roll_out(self, tasks, *, sampler, renderer, sampling, num_samples=1, finished=None):
         self.asked = {"tasks": [t.task_id for t in tasks], "sampling": sampling, "num_samples": num_samples}
         return [[self._one(task.task_id, i) for i in range(num_samples)] for task in tasks]
 
@@ -88,7 +88,7 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, reason):
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
 def test_what_is_no_benchmark_says_what_one_is(tmp_path, name):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"a benchmark is a tasks.jsonl or a directory holding one"):
+    with pytest.raises(DataError, match=r"a benchmark is a tasks.jsonl, a directory holding one, or "):
         Benchmark.load(tmp_path / name)
 
 
@@ -115,6 +115,97 @@ def test_rows_and_typed_tasks_make_the_same_benchmark():
         task_id="t1", instruction="Solve t1", verifier=InProcessVerifier(fn_name="exact_match", expected="yes")
     )
     assert Benchmark.from_iterable("x", [row()]) == Benchmark.from_iterable("x", [typed])
+
+
+def directory(root, name, **files):
+    """A task directory as somebody would write it for harbor."""
+    texts = {"task.toml": "", "instruction.md": f"Make {name}.\n", "tests/test.sh": "exit 0\n", **files}
+    for path, text in texts.items():
+        (root / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / name / path).write_text(text)
+    return root / name
+
+
+def test_a_directory_of_task_directories_is_a_benchmark_and_so_is_one_alone(tmp_path):
+    directory(tmp_path, "b/deep")
+    place = directory(tmp_path, "a", **{"task.toml": '[metadata]\nlevel = "easy"\n'})
+    suite = Benchmark.load(tmp_path, name="terminal")
+    assert [task.task_id for task in suite.tasks] == ["a", "b/deep"]
+    assert suite.tasks[0].metadata["level"] == "easy" and suite.places == [str(place), str(tmp_path / "b/deep")]
+    assert Benchmark.from_dir(tmp_path, name="terminal") == suite and suite.name == "terminal"
+    alone = Benchmark.load(place)
+    assert (alone.name, [task.task_id for task in alone.tasks]) == ("a", ["a"])
+
+
+def test_where_there_is_a_tasks_file_it_alone_is_the_benchmark(tmp_path):
+    directory(tmp_path, "a")
+    write(tmp_path / "tasks.jsonl", row("from the file"))
+    assert [task.task_id for task in Benchmark.load(tmp_path).tasks] == ["from the file"]
+
+
+def test_the_hash_of_task_directories_is_of_their_contents_wherever_they_lie(tmp_path, monkeypatch):
+    for home in ("here", "elsewhere/deeper"):
+        for name in ("a", "b"):
+            directory(tmp_path / home, name)
+    here = Benchmark.load(tmp_path / "here").sha256
+    (tmp_path / "here" / "a" / "__pycache__").mkdir()
+    (tmp_path / "here" / "a" / "__pycache__" / "x.pyc").write_text("left behind")
+    monkeypatch.chdir(tmp_path / "here")
+    assert Benchmark.load(".").sha256 == here == Benchmark.load(tmp_path / "elsewhere/deeper").sha256
+
+
+@pytest.mark.parametrize(
+    "file", ["task.toml", "instruction.md", "tests/test.sh", "environment/data.txt", "solution/solve.sh"]
+)
+def test_any_file_of_a_task_changes_the_hash(tmp_path, file):
+    place = directory(tmp_path, "a", **{"environment/data.txt": "x", "solution/solve.sh": "x"})
+    before = Benchmark.load(tmp_path).sha256
+    (place / file).write_text((place / file).read_text() + "# other\n")
+    assert Benchmark.load(tmp_path).sha256 != before
+
+
+def test_what_moved_between_files_changes_the_hash(tmp_path):
+    place = directory(tmp_path, "a", **{"environment/one": "ab", "environment/two": ""})
+    before = Benchmark.load(tmp_path).sha256
+    (place / "environment/one").write_text("a")
+    (place / "environment/two").write_text("b")
+    assert Benchmark.load(tmp_path).sha256 != before
+
+
+def test_task_directories_that_share_an_id_stay_distinct_and_a_tasks_own_files_are_no_tasks(tmp_path):
+    from evsys_sdk.task_dirs import write_task
+
+    task = HarborTask(task_id="t", instruction="x", verifier=InProcessVerifier(fn_name="exact_match", expected="y"))
+    for name in ("one", "two"):
+        write_task(task, tmp_path / name)
+    (tmp_path / "one" / "environment" / "sample").mkdir()
+    (tmp_path / "one" / "environment" / "sample" / "task.toml").write_text("")
+    assert [found.task_id for found in Benchmark.load(tmp_path).tasks] == ["t", "t@two"]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"task.toml": "no toml at all"}, "a/task.toml: "),
+        ({"task.toml": "[metadata.evsys]\nrow = '[1'\n"}, "a/task.toml: metadata.evsys.row is no JSON"),
+        ({"task.toml": """[metadata.evsys]\nrow = '{"instruction": 3}'\n"""}, "/a: "),
+        ({"instruction.md": None}, "a is not a task directory: it has no .*a/instruction.md"),
+    ],
+)
+def test_a_task_directory_that_cannot_be_read_says_which_file_is_wrong(tmp_path, files, said):
+    place = directory(tmp_path, "a", **{path: text for path, text in files.items() if text is not None})
+    for path, text in files.items():
+        if text is None:
+            (place / path).unlink()
+    with pytest.raises(DataError, match=said):
+        Benchmark.load(tmp_path)
+
+
+def test_from_dir_says_what_is_no_directory(tmp_path):
+    with pytest.raises(DataError, match="nowhere is not a directory of task directories: it does not exist"):
+        Benchmark.from_dir(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="holds no task directories"):
+        Benchmark.from_dir(tmp_path)
 
 
 async def test_scores_come_with_interval_denominator_and_errors():

@@ -9,7 +9,7 @@ import pytest
 
 from evsys_sdk.errors import Cancelled, DataError
 from evsys_sdk.eval.row_eval import prompt_of, question_of, score_rows, target_of
-from evsys_sdk.registry import metrics
+from evsys_sdk.registry import metrics, verifiers
 
 CHAT = [
     {"role": "system", "content": "Be short."},
@@ -105,6 +105,18 @@ async def test_a_broken_verifier_is_an_error_and_not_a_zero():
     rows = [{"task_id": "t", "instruction": "Capital?", "verifier": verifier}]
     result = await scored(rows, Client(), "mean_reward")
     assert result.scores[0].value is None and "regex_match" in result.error
+
+
+async def test_a_verifier_that_hangs_is_an_error_after_a_while(monkeypatch):
+    monkeypatch.setattr("evsys_sdk.eval.row_eval.VERIFIER_SECONDS", 0.05)
+    verifiers.names()
+    monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
+    opened = threading.Event()
+    verifiers.register("hangs")(lambda output, expected, params: float(opened.wait(60)))
+    row = {"task_id": "t", "instruction": "Capital?", "verifier": {"kind": "in_process", "fn_name": "hangs"}}
+    result = await scored([row], Client(), "mean_reward")
+    opened.set()
+    assert result.scores[0].value is None and "took longer than 0.05 seconds" in result.error
 
 
 async def test_a_failing_client_leaves_an_error_in_the_denominator():

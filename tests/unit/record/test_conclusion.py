@@ -4,7 +4,7 @@ import pytest
 
 from evsys_sdk.config.models import SuccessMetric
 from evsys_sdk.protocols import EvalResult, RunResult, Score
-from evsys_sdk.record.conclusion import conclude, matching, score_lines, stage_matrix
+from evsys_sdk.record.conclusion import Findings, ModelScore, conclude, matching, score_lines, stage_matrix
 
 
 def _run(status: str = "completed", error: str | None = None, **metrics: float) -> RunResult:
@@ -12,45 +12,37 @@ def _run(status: str = "completed", error: str | None = None, **metrics: float) 
     return RunResult(run_id="x", status=status, metrics=named, error=error)  # type: ignore[arg-type]
 
 
-def _conclude(arms, metric="val.pass@1", mode="max"):
-    return conclude(arms, hypothesis="h", success=SuccessMetric(name=metric, mode=mode))
+def _conclude(arms, findings=None, metric="val.pass@1"):
+    return conclude(
+        arms, hypothesis="h", success=SuccessMetric(name=metric), findings=findings or Findings(why_not="not judged")
+    )
 
 
-def test_seeds_are_ranked_by_the_arms_mean_not_by_the_luckiest():
-    lucky = [_run(val__t__passat1=0.9), _run(val__t__passat1=0.1)]
-    steady = [_run(val__t__passat1=0.6), _run(val__t__passat1=0.6)]
-    found = _conclude({"lucky": lucky, "steady": steady})
-    assert found.best_arm == "steady"
-    assert "has not been tested" in found.text and "0.900, 0.100" in found.text
-
-
-def test_lower_is_better_where_it_is_said():
-    arms = {"a": [_run(final_loss=2.0)], "b": [_run(final_loss=1.0)]}
-    assert _conclude(arms, "final_loss", "min").best_arm == "b"
-    assert _conclude(arms, "final_loss").best_arm == "a"
-
-
-def test_an_unscored_or_failed_arm_is_never_ranked():
+def test_the_conclusion_says_what_was_found_and_names_arms_that_had_trouble():
     arms = {
         "good": [_run(val__t__passat1=0.2)],
         "crashed": [_run("failed", "boom", val__t__passat1=0.9)],
         "unscored": [_run()],
     }
-    found = _conclude(arms)
+    found = _conclude(arms, Findings(best_arm="good", lines=["good it is"]))
     assert found.best_arm == "good"
+    assert found.text.splitlines() == [
+        "Hypothesis: h",
+        "crashed: failed, not ranked: no run completed (boom)",
+        "good it is",
+    ]
     why = {arm.arm: arm.why_unranked for arm in found.arms}
     assert why == {"good": None, "crashed": "no run completed", "unscored": "no score for val.pass@1"}
-    assert "(boom)" in found.text
 
 
-def test_a_test_score_never_picks_a_winner():
-    found = _conclude({"a": [_run(test__t__passat1=0.9)], "b": [_run(test__t__passat1=0.1)]}, "pass@1")
-    assert found.best_arm is None and "test scores do not select" in found.text
-
-
-def test_a_tie_is_no_win():
-    found = _conclude({"a": [_run(val__t__passat1=0.5)], "b": [_run(val__t__passat1=0.5)]})
-    assert found.best_arm is None and "equal" in found.text
+def test_without_a_verdict_every_arm_has_its_line_and_the_reason_is_told():
+    found = _conclude({"a": [_run(val__t__passat1=0.5)], "b": [_run(val__t__passat1=0.6)]})
+    assert found.best_arm is None
+    assert found.text.splitlines()[1:] == [
+        "a: completed, val.pass@1 0.500",
+        "b: completed, val.pass@1 0.600",
+        "No verdict: not judged.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +74,49 @@ def test_score_lines_show_the_last_score_with_n_interval_and_errors():
         "val/t pass@1 = 0.500 [0.100, 0.900], n=8, 2 errors",
         "test/u: not scored (no server)",
         "test/v pass@1: not valid (all errored)",
+    ]
+
+
+def test_score_lines_show_rollouts_where_tasks_had_several_and_every_part_of_a_breakdown():
+    def score(value, n, errors=0):
+        return Score(metric="pass@1", value=value, low=0.1, high=0.9, n_tasks=n, n_rollouts=4 * n, n_errors=errors)
+
+    parts = {"mail": [score(0.5, 2, errors=1)], "maps": [score(0.75, 1)]}
+    result = EvalResult(name="t", split="val", scores=[score(0.6, 3, errors=1)], breakdown={"toolkit": parts})
+    assert score_lines([result]) == [
+        "val/t pass@1 = 0.600 [0.100, 0.900], n=3, 12 rollouts, 1 error",
+        "  by toolkit: mail 0.500 [0.100, 0.900], n=2, 8 rollouts, 1 error; maps 0.750 [0.100, 0.900], n=1, 4 rollouts",
+    ]
+    many = EvalResult(
+        name="t", split="val", scores=[score(0.6, 20)], breakdown={"k": {str(i): [score(0.5, 1)] for i in range(20)}}
+    )
+    assert score_lines([many])[1].endswith("; and 8 more in the record")
+
+
+def test_an_arms_line_says_how_sure_its_score_is():
+    score = Score(metric="pass@1", value=0.5, low=0.1, high=0.9, n_tasks=8, n_rollouts=8)
+    run = _run(val__t__passat1=0.5)
+    run.extras["evals"] = [EvalResult(name="t", split="val", scores=[score])]
+    assert "a: completed, val.pass@1 0.500 [0.100, 0.900], n=8" in _conclude({"a": [run]}).text
+    both = _conclude({"a": [run, run]}).text
+    assert "val.pass@1 0.500, seeds 0.500 [0.100, 0.900], n=8; 0.500 [0.100, 0.900], n=8" in both
+
+
+def test_models_that_were_not_trained_here_stand_under_the_arms_and_are_none_of_them():
+    score = Score(metric="pass@1", value=1.0, low=0.9, high=1.0, n_tasks=8, n_rollouts=8)
+    models = [
+        ModelScore(model="big", result=EvalResult(name="t", split="val", scores=[score])),
+        ModelScore(model="gone", result=EvalResult(name="t", split="val", scores=[], error="no server")),
+    ]
+    success = SuccessMetric(name="val.pass@1")
+    found = conclude(
+        {"a": [_run(val__t__passat1=0.5)]}, hypothesis="", success=success, findings=Findings(), models=models
+    )
+    assert [arm.arm for arm in found.arms] == ["a"]
+    assert found.text.splitlines()[-3:] == [
+        "For comparison, models that were not trained here (never ranked):",
+        "  big: val/t pass@1 = 1.000 [0.900, 1.000], n=8",
+        "  gone: val/t: not scored (no server)",
     ]
 
 

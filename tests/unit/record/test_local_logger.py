@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from evsys_sdk.config.models import Hypothesis
 from evsys_sdk.data_types import ChatMessagesRow
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score, Turn
 from evsys_sdk.record.local_logger import LocalLogger, conclude
@@ -132,3 +133,12 @@ def test_the_conclusion_says_how_far_each_score_can_be_believed() -> None:
 
 def test_an_unevaluated_run_is_said_to_be_one() -> None:
     assert "It was not evaluated." in conclude(RunResult(run_id="r", status="completed"), [])
+
+
+def test_a_typed_hypothesis_is_written_as_a_person_would_read_it(make_ctx: MakeCtx) -> None:
+    typed = Hypothesis.model_validate({"claim": "It helps.", "prediction": {"arm": "a", "vs": "b", "at_least": 0.05}})
+    ctx = make_ctx(hypothesis=typed)
+    LocalLogger().on_run_start(ctx)
+    assert (ctx.output_dir / "logs" / "hypothesis.md").read_text() == (
+        "It helps.\nPrediction: the success metric of a is higher than that of b by at least 0.05\n"
+    )

@@ -72,6 +72,15 @@ class Model(ScriptedModel):
         return super().sample(prompt, num_samples, sampling_params, **options)
 
 
+async def test_a_chat_that_outgrew_the_models_context_is_told_so_as_openai_does():
+    model = Model(lambda message: "yes")
+    first = len(RENDERER.prompt([{"role": "user", "content": "Well?"}]))
+    [rollout] = await roll(model, spec(), front=lambda: http_front(first + 3))
+    assert model.params[0].max_tokens == 3  # no more than fits
+    assert rollout.status == "agent_error" and f"maximum context length is {first + 3} tokens" in rollout.error
+    assert len(model.params) == 1
+
+
 async def roll(model, agent, *, num_samples=1, front=http_front):
     engine = RolloutEngine(backoff_seconds=0.001, settings=LaneSettings(http_front=front))
     task = HarborTask(

@@ -10,9 +10,7 @@ pytest.importorskip("harbor", reason="needs the extra harbor")
 
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier
-from evsys_sdk.errors import DataError
 from evsys_sdk.protocols import AgentSpec
-from evsys_sdk.rollout.dockerfile import Step, fetches, steps_of
 from evsys_sdk.rollout.engine import RolloutEngine
 from evsys_sdk.sandbox import SandboxUnavailable, why_unavailable
 from evsys_sdk.surface import SamplingParams
@@ -140,6 +138,15 @@ async def test_a_dockerfile_that_cannot_be_followed_is_infrastructure_and_says_w
     assert "touch /usr/bin/thing" in rollout.error and "docker" in rollout.error
 
 
+@needs_sandbox
+async def test_packages_of_a_dockerfile_are_found_on_this_machine_or_named():
+    here = await roll(task("true\n", "FROM x\nRUN apt-get update && apt-get install -y sh && echo hi > made\n"), "done")
+    assert (here.status, here.reward) == ("ok", 1.0), here.error
+    lacking = await roll(task("true\n", "FROM x\nRUN apt-get install -y no-such-package sh\n"), "done")
+    assert (lacking.status, lacking.reward) == ("infra_error", None)
+    assert "installs no-such-package, and" in lacking.error and "another environment" in lacking.error
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -155,47 +162,7 @@ async def test_tests_that_need_a_network_are_infrastructure_and_not_a_failure_of
     assert "no network" in rollout.error and line in rollout.error
 
 
-@pytest.mark.parametrize("line", ["# pip install pytest", "pip --version", "grep https://x.org /app/curl.txt", "true"])
-def test_a_script_that_fetches_nothing_may_speak_of_it(line):
-    assert fetches(f"set -e\n{line}\n") is None
-
-
 async def test_without_a_sandbox_the_run_stops_with_the_sentence_that_says_why(monkeypatch):
     monkeypatch.setattr("evsys_sdk.sandbox.why_unavailable", lambda: "bubblewrap is not installed")
     with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed"):
         await roll(task("true\n"), "done")
-
-
-def test_the_steps_of_a_dockerfile_in_order():
-    text = """
-    # a comment
-    FROM python:3.12 AS base
-    ENV A=1 B="two words"
-    ENV C old form
-    WORKDIR /srv/app
-    COPY --chown=me a.txt b.txt /srv/app/
-    RUN echo one && \\
-        # in between
-        echo two
-    RUN ["echo", "a b"]
-    EXPOSE 80
-    CMD ["sleep"]
-    """
-    assert [(step.kind, *step.words) for step in steps_of(text)] == [
-        ("env", "A", "1"),
-        ("env", "B", "two words"),
-        ("env", "C", "old form"),
-        ("workdir", "/srv/app"),
-        ("copy", "a.txt", "b.txt", "/srv/app/"),
-        ("run", "echo one &&  echo two"),
-        ("run", "echo 'a b'"),
-    ]
-    assert steps_of("WORKDIR /x")[0] == Step(kind="workdir", words=("/x",))
-
-
-@pytest.mark.parametrize(
-    "line", ["COPY --from=base /a /b", "ADD https://x.org/a /b", "FROM b", "ONBUILD RUN x", "RUN <<EOF", "COPY x"]
-)
-def test_a_step_that_a_sandbox_cannot_do_is_refused_by_name(line):
-    with pytest.raises(DataError, match="sandbox"):
-        steps_of(f"FROM a\n{line}\n")

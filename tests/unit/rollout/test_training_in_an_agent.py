@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -25,12 +26,14 @@ def example(monkeypatch):
     monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
     monkeypatch.syspath_prepend(EXAMPLE)
     monkeypatch.delitem(sys.modules, "two_tool_agent", raising=False)
-    return importlib.import_module("two_tool_agent")
+    importlib.import_module("two_tool_agent")
+    yield [json.loads(line) for line in (EXAMPLE / "data" / "train.jsonl").read_text().splitlines()]
+    sys.modules.pop("two_tool_agent", None)  # whoever imports it next wants its verifier registered anew
 
 
 def test_the_model_learns_which_tool_to_ask_and_what_to_say_then(tmp_path, example):
     engine = RolloutEngine(agent=AgentSpec(kind="two_tool_agent.TwoToolAgent"))
-    ctx = training_context(tmp_path, example.tasks(), rollouts=engine)
+    ctx = training_context(tmp_path, example, rollouts=engine)
     result = RL(max_steps=10, num_samples=12, batch_size=4, max_tokens=4, learning_rate=2e-3).train(ctx)
     rewards = ctx.log_store.curve("reward/mean")
     assert rewards[0] < 0.5 and sum(rewards[-3:]) / 3 > 0.85, rewards

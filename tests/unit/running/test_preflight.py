@@ -8,6 +8,9 @@ from evsys_sdk import preflight
 from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import parse_config
 
+TASK = {"instruction": "hi", "verifier": {"fn_name": "exact_match", "expected": "ho"}}
+TASKS = {"source_kind": "in_memory", "rows": [TASK]}
+
 
 def _problems(tmp_path, **run):
     rows = [{"messages": [{"role": "user", "content": "hi"}], "target_assistant": "ho"}]
@@ -37,6 +40,7 @@ def test_a_recipe_that_needs_what_the_server_lacks_is_refused_with_the_remedy(tm
     pytest.importorskip("tinker")
     run = {
         "algorithm": {"kind": "rl", "params": {"loss": "ppo", "max_steps": 1}},
+        "data": TASKS,
         "backend": {"kind": "tinker", "params": {"base_url": "http://127.0.0.1:1", "lacks": ["ppo"]}},
     }
     ((path, message),) = _problems(tmp_path, **run)
@@ -78,5 +82,5 @@ def test_a_number_or_word_that_makes_no_sense_is_located(tmp_path, block, settin
 def test_an_agent_that_cannot_be_found_is_said_before_anything_is_spent(tmp_path):
     pytest.importorskip("harbor")
     params = {"max_steps": 1, "agent_import_path": "nope.agents.Gone"}
-    ((path, message),) = _problems(tmp_path, algorithm={"kind": "rl", "params": params})
+    ((path, message),) = _problems(tmp_path, algorithm={"kind": "rl", "params": params}, data=TASKS)
     assert path == "run.algorithm.params.agent_import_path" and "No module named 'nope'" in message

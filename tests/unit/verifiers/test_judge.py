@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 
 import pytest
 
@@ -25,6 +24,11 @@ class Judge:
 
     replies: list
     asked: list
+    under_way: list
+    """Every question, from when it comes in."""
+    arrived: asyncio.Event
+    opened: asyncio.Event
+    """Nobody is answered before."""
 
     def __init__(self, **params):
         self.params = params
@@ -37,7 +41,10 @@ class Judge:
         return reply
 
     async def agenerate(self, *, prompt, max_tokens, temperature, stop):
+        self.under_way.append(prompt)
+        self.arrived.set()
         await asyncio.sleep(0.01)
+        await self.opened.wait()
         return self.reply(prompt)
 
     def generate(self, *, prompt, max_tokens, temperature, stop):
@@ -54,6 +61,8 @@ def clean(monkeypatch):
 
 def registered(*replies) -> type[Judge]:
     made = type("Made", (Judge,), {"replies": list(replies), "asked": []})
+    made.arrived, made.opened, made.under_way = asyncio.Event(), asyncio.Event(), []
+    made.opened.set()
     register_inference("my_judge")(made)
     return made
 
@@ -156,10 +165,14 @@ async def test_every_part_of_the_question_makes_another_question():
 
 
 async def test_different_questions_are_under_way_together():
-    registered(say(0.5))
-    begin = time.monotonic()
-    await asyncio.gather(*(grade(task(), f"Hello {n}!") for n in range(200)))
-    assert time.monotonic() - begin < 1.5  # 200 x 10 ms, one after the other, would take 2 s
+    made = registered(say(0.5))
+    made.opened.clear()
+    graded = asyncio.gather(*(grade(task(), f"Hello {n}!") for n in range(200)))
+    async with asyncio.timeout(60):
+        while len(made.under_way) < 200:  # before any of them is answered
+            await asyncio.sleep(0.001)
+    made.opened.set()
+    assert len(await graded) == 200
 
 
 async def test_one_rollout_cancelled_leaves_the_others_their_verdict():
@@ -175,10 +188,16 @@ async def test_one_rollout_cancelled_leaves_the_others_their_verdict():
 
 async def test_a_question_nobody_waits_for_is_dropped():
     made = registered(say(0.5))
+    made.opened.clear()
     only = asyncio.ensure_future(grade(task(), "Hello!"))
-    await asyncio.sleep(0.002)
+    await asyncio.wait_for(made.arrived.wait(), 60)
     only.cancel()
-    await asyncio.sleep(0.05)
+    await asyncio.gather(only, return_exceptions=True)
+    for _ in range(10):  # the question is cancelled in its own task, a pass or two later
+        await asyncio.sleep(0)
+    made.opened.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
     assert made.asked == []
 
 

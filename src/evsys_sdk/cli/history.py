@@ -1,0 +1,78 @@
+"""`evsys history`: which experiments were run, and what they came to."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from evsys_sdk.cli.experiments import add_place_flags, open_history, plain_entry
+from evsys_sdk.cli.flags import positive
+from evsys_sdk.constants import EXIT_OK
+
+if TYPE_CHECKING:
+    from evsys_sdk.record.history import Entry
+
+
+def add_parser(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "history",
+        help="experiments that were run here, newest first",
+        description="List experiments from disk, newest first: those that the workspace's index knows and those in "
+        "./outputs. Rehearsals (--dry) are not listed.",
+    )
+    parser.add_argument(
+        "--tag", action="append", default=[], metavar="TAG", help="only those with this tag; repeatable"
+    )
+    parser.add_argument(
+        "--status", action="append", default=[], metavar="STATUS",
+        help="only those: completed, partial, failed, cancelled, running, interrupted, invalid, unreadable; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metric", action="append", default=[], metavar="NAME[>=X]",
+        help="only those with an arm that has this metric, and within the bound: 'pass@1>=0.5', 'final_loss<0.1'; "
+        "the mean over an arm's seeds counts; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--limit", type=positive, metavar="N", help="at most N")
+    add_place_flags(parser)
+    parser.set_defaults(run=list_experiments)
+
+
+def list_experiments(args: argparse.Namespace) -> int:
+    from evsys_sdk.cli.data import print_json, print_table
+    from evsys_sdk.record.look_up import select
+
+    history = open_history(args)
+    found = select(history.entries, tags=args.tag, statuses=args.status, conditions=args.metric)
+    shown = found[: args.limit]
+    if args.json:
+        told = {"experiments": [plain_entry(entry) for entry in shown], "left_out": len(found) - len(shown)}
+        print_json(told | {"problems": history.problems})
+    elif shown:
+        print_table(["when", "name", "status", "runs", "metric", "best", "tags"], [_row(entry) for entry in shown])
+        if len(shown) < len(found):
+            print(f"({len(found) - len(shown)} more; --limit)")
+    else:
+        print(_nothing(len(history.entries)))
+    return EXIT_OK
+
+
+def _nothing(known: int) -> str:
+    if known:
+        return f"none of the {known} experiments fits"
+    return "no experiment is known here; evsys run makes one, --dir looks through a folder"
+
+
+def _row(entry: Entry) -> list[str]:
+    digest = entry.digest
+    top = digest.top if entry.state != "running" else None
+    runs = sum(len(arm.statuses) for arm in digest.arms)
+    done = sum(status in ("completed", "pruned") for arm in digest.arms for status in arm.statuses)
+    return [
+        entry.date,
+        entry.name,
+        entry.status,
+        f"{done}/{runs}" if runs else "-",
+        digest.metric or "-",
+        "-" if top is None or top.mean is None else f"{top.mean:.3f}{f' {top.arm}' if len(digest.arms) > 1 else ''}",
+        ", ".join(digest.tags) or "-",
+    ]

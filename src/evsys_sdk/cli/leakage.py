@@ -1,0 +1,65 @@
+"""`evsys data leakage`: do these rows hold tasks of that benchmark?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evsys_sdk.cli.data import find_entry, open_workspace, print_json, print_table
+from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
+
+if TYPE_CHECKING:
+    from evsys_sdk.data.leakage import Audit
+    from evsys_sdk.eval.benchmark import Benchmark
+
+
+def audit(args: argparse.Namespace) -> int:
+    from evsys_sdk.cli.preview import read_file
+    from evsys_sdk.data.leakage import SAMPLE_ROWS, audit_rows, plain, spread
+
+    path, suite = _rows_file(args), _suite(args)
+    # Read twice, so that of a large file only a sample is held in memory.
+    sample = spread(read_file(path), SAMPLE_ROWS)
+    found = audit_rows(read_file(path), suite.tasks, benchmark=suite.name, sample=sample)
+    if args.json:
+        print_json({"rows_file": str(path), "ok": found.clean, **plain(found)})
+    else:
+        _print(found)
+    return EXIT_OK if found.clean else EXIT_BAD_INPUT
+
+
+def _rows_file(args: argparse.Namespace) -> Path:
+    from evsys_sdk.data.intake import data_file
+    from evsys_sdk.errors import DataError
+
+    path = data_file(Path(args.rows))
+    if path.is_file():
+        return path
+    if any(mark in args.rows for mark in ("/", ".json")):
+        raise DataError(f"no such file: {path.absolute()}")
+    workspace = open_workspace(args)
+    return workspace.path(find_entry(workspace, args.rows, benchmark=False))
+
+
+def _suite(args: argparse.Namespace) -> Benchmark:
+    from evsys_sdk.eval.benchmark import Benchmark
+
+    if Path(args.suite).exists() or "/" in args.suite:
+        return Benchmark.load(args.suite)
+    return Benchmark.load(open_workspace(args).pull_benchmark(args.suite), name=args.suite)
+
+
+def _print(audit: Audit) -> None:
+    from evsys_sdk.data.leakage import WORDS
+
+    if audit.leaks:
+        rows = [
+            [leak.task_id, str(leak.row), WORDS[leak.kind], f"{leak.overlap:.0%}", leak.part] for leak in audit.leaks
+        ]
+        print_table(["task", "row", "found", "overlap", "part"], rows)
+        if audit.tasks > len(audit.leaks):
+            print(f"... and {audit.tasks - len(audit.leaks)} more tasks")
+    print(audit.text)
+    if audit.templated:
+        print(f"not counted: {audit.templated} tasks that resemble more than 20 different rows each (one template)")

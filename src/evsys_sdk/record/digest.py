@@ -1,0 +1,312 @@
+"""What history needs to know of one experiment, and no more.
+
+In: the plain data of an `experiment_result.json`. Out: a `Digest`, small enough to keep hundreds of in an index, as
+plain data and back. Records of any version are read: what one does not have is left empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from evsys_sdk.errors import shorten
+from evsys_sdk.protocols import RunResult
+from evsys_sdk.record.conclusion import matching
+
+VERSION = 1
+"""Of the digest; one that an older SDK made is made anew."""
+LONGEST_VALUE = 60
+LONGEST_TEXT = 600
+DECIDING = ("config", "arms", "best_arm")
+"""What of a record makes it another result. Clock readings do not."""
+LEAKAGE = "Leakage:"
+NOT_COMPARED = frozenset(["name", "tags"])
+"""Settings of a run that say nothing of how it was trained."""
+
+MeasuredRun = tuple[Mapping[str, Any], list[str]]
+"""A run of a record, and its metrics that the success metric stands for."""
+Settings = dict[str, Any]
+"""Dotted place -> value; what is long is shortened to text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmDigest:
+    """One arm: what was special about it, and what it came to."""
+
+    arm: str
+    own: Settings = field(default_factory=dict)
+    """Settings in which the arms of the experiment differ."""
+    statuses: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    """The success metric of each seed that has one."""
+    half_width: float | None = None
+    """Of the 95 % interval over tasks, as a mean over seeds."""
+    verdict: str | None = None
+    """Against the baseline arm: better, worse, equivalent, undecided."""
+    needs: str | None = None
+    """What an undecided comparison would take."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Final numbers, as means over the completed runs."""
+    why_unranked: str | None = None
+    error: str | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.scores) / len(self.scores) if self.scores else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """One experiment."""
+
+    name: str
+    result: str = ""
+    """Hash of what it came to: the same for the same config and scores, whenever it was run. Empty before that."""
+    arms: list[ArmDigest] = field(default_factory=list)
+    common: Settings = field(default_factory=dict)
+    """Settings that all arms share."""
+    tags: list[str] = field(default_factory=list)
+    hypothesis: str = ""
+    outcome: str | None = None
+    """Of a typed hypothesis: supported, refuted, inconclusive."""
+    metric: str | None = None
+    mode: str = "max"
+    measured: list[str] = field(default_factory=list)
+    """The metrics of the runs that the success metric stands for, such as `val/tools/pass@1`."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Benchmark -> hash of its tasks, where the record has it."""
+    best_arm: str | None = None
+    expected: float | None = None
+    """Of the winner, corrected for having been picked."""
+    conclusion: str = ""
+    """The beginning of it."""
+    leakage: str | None = None
+    """Which tasks stand in the training rows, where that was found."""
+    max_steps: int | None = None
+    """It was cut short on purpose, by `--steps`."""
+    dry: bool = False
+    parent: str | None = None
+    started: str | None = None
+    ended: str | None = None
+    seconds: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """completed, failed, cancelled (all runs ended so), or partial."""
+        found = {status for arm in self.arms for status in arm.statuses}
+        if found - {"pruned"}:  # what a search left behind says nothing of how it ended
+            found.discard("pruned")
+        if len(found) == 1:
+            return found.pop()
+        return "partial" if "completed" in found else "failed" if "failed" in found else "cancelled"
+
+    def arm(self, name: str) -> ArmDigest | None:
+        return next((arm for arm in self.arms if arm.arm == name), None)
+
+    @property
+    def scored(self) -> list[ArmDigest]:
+        """Arms with a score, the highest (or lowest, as the metric has it) mean first."""
+        found = [arm for arm in self.arms if arm.scores]
+        return sorted(found, key=lambda arm: (arm.mean or 0.0) * (-1 if self.mode == "max" else 1))
+
+    @property
+    def top(self) -> ArmDigest | None:
+        """The arm that was named best, else the one with the best mean."""
+        return (self.arm(self.best_arm) if self.best_arm else None) or next(iter(self.scored), None)
+
+
+def digest_of(record: Mapping[str, Any]) -> Digest:
+    """The digest of a record; ValueError for something that is no record of an experiment."""
+    name = record.get("experiment") or record.get("name")
+    if not isinstance(name, str):
+        raise ValueError("it has no `experiment`")
+    config = _mapping(record.get("config"))
+    metadata = _mapping(config.get("metadata"))
+    success = metadata.get("success_metric")
+    success = {"name": success} if isinstance(success, str) else _mapping(success)
+    metric = success.get("name")
+    verdict = _mapping(record.get("verdict"))
+    common, own = split_settings(config)
+    runs = [run for run in record.get("runs") or [] if isinstance(run, Mapping)]
+    keys = [_matching(run, metric) for run in runs]
+    return Digest(
+        name=name,
+        result=result_id(record) if record.get("arms") else "",
+        arms=_arms(record, list(zip(runs, keys, strict=True)), own, verdict),
+        common=common,
+        tags=[str(tag) for tag in record.get("tags") or metadata.get("tags") or []],
+        hypothesis=hypothesis_text(record.get("hypothesis") or metadata.get("hypothesis")),
+        outcome=_mapping(record.get("hypothesis_result")).get("outcome"),
+        metric=metric,
+        mode=success.get("mode") or "max",
+        measured=sorted({key for found in keys for key in found}),
+        tasks=_tasks(record),
+        best_arm=record.get("best_arm"),
+        expected=_mapping(verdict.get("winner")).get("expected"),
+        conclusion=_text(record.get("conclusion")),
+        leakage=_leakage(record),
+        max_steps=_mapping(record.get("options")).get("max_steps"),
+        dry=bool(_mapping(record.get("options")).get("dry")),
+        parent=record.get("parent_experiment_id"),
+        started=record.get("started"),
+        ended=record.get("ts"),
+        seconds=record.get("seconds"),
+        warnings=[_text(warning) for warning in record.get("warnings") or []][:5],
+    )
+
+
+def result_id(record: Mapping[str, Any]) -> str:
+    decisive = json.dumps([record.get(key) for key in DECIDING], sort_keys=True, default=str)
+    return hashlib.sha256(decisive.encode()).hexdigest()[:16]
+
+
+def to_plain(digest: Digest) -> dict[str, Any]:
+    return asdict(digest)
+
+
+def from_plain(data: Mapping[str, Any]) -> Digest:
+    return Digest(**{**data, "arms": [ArmDigest(**arm) for arm in data["arms"]]})
+
+
+def hypothesis_text(hypothesis: Any) -> str:
+    """The claim, whether the hypothesis was given as text or typed."""
+    claim = hypothesis.get("claim") if isinstance(hypothesis, Mapping) else hypothesis
+    return _text(claim or "")
+
+
+def split_settings(config: Mapping[str, Any]) -> tuple[Settings, dict[str, Settings]]:
+    """What all runs of a config share, and per run what it has of its own."""
+    runs = config.get("runs") or [config.get("run") or {}]
+    flat = {str(run.get("name", "")): _settings_of(run) for run in runs if isinstance(run, Mapping)}
+    tables = list(flat.values())
+    if len(tables) < 2:
+        return (tables[0] if tables else {}), {name: {} for name in flat}
+    common = {key: value for key, value in tables[0].items() if all(_has(table, key, value) for table in tables)}
+    own = {name: {key: value for key, value in table.items() if key not in common} for name, table in flat.items()}
+    return common, own
+
+
+def _settings_of(run: Mapping[str, Any]) -> Settings:
+    return dict(flatten({key: value for key, value in run.items() if key not in NOT_COMPARED}))
+
+
+def _has(table: Settings, key: str, value: Any) -> bool:
+    return key in table and table[key] == value
+
+
+def flatten(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted places and short values."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, bool | int | float | None):
+        yield place, value
+    else:
+        yield place, shorten(value if isinstance(value, str) else repr(value), LONGEST_VALUE)
+
+
+def _arms(
+    record: Mapping[str, Any], runs: list[MeasuredRun], own: dict[str, Settings], verdict: Mapping[str, Any]
+) -> list[ArmDigest]:
+    judged = {arm["arm"]: arm for arm in verdict.get("arms") or [] if isinstance(arm, Mapping) and "arm" in arm}
+    arms = []
+    for arm in record.get("arms") or []:
+        statuses = [str(status) for status in arm.get("statuses") or []]
+        # Runs are recorded arm by arm, seed by seed.
+        mine, runs = runs[: len(statuses)], runs[len(statuses) :]
+        found = judged.get(arm["arm"], {})
+        errors = arm.get("errors") or []
+        arms.append(
+            ArmDigest(
+                arm=str(arm["arm"]),
+                own=own.get(arm["arm"], {}),
+                statuses=statuses,
+                scores=[score for score in arm.get("scores") or [] if _is_number(score)],
+                half_width=_half_width(mine),
+                verdict=found.get("verdict"),
+                needs=_needs(found.get("vs_baseline")),
+                metrics=_means([run for run, _ in mine]),
+                why_unranked=arm.get("why_unranked") or found.get("why_unranked"),
+                error=_text(errors[0]) if errors else None,
+            )
+        )
+    return arms
+
+
+def _needs(comparison: Any) -> str | None:
+    """`about 120 more tasks or 3 more seeds` for an undecided comparison that more of either would settle."""
+    found = _mapping(comparison)
+    if found.get("verdict") != "undecided":
+        return None
+    counts = [
+        f"{found[key]} more {word}"
+        for key, word in (("more_tasks", "tasks"), ("more_seeds", "seeds per arm"))
+        if found.get(key)
+    ]
+    return f"about {' or '.join(counts)}" if counts else None
+
+
+def _means(runs: list[Mapping[str, Any]]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        if run.get("status") == "completed":
+            for key, value in _mapping(run.get("metrics")).items():
+                if _is_number(value):
+                    values.setdefault(key, []).append(value)
+    return {key: fmean(found) for key, found in values.items()}
+
+
+def _matching(run: Mapping[str, Any], metric: str | None) -> list[str]:
+    metrics = {key: value for key, value in _mapping(run.get("metrics")).items() if _is_number(value)}
+    return matching(RunResult(run_id="", status="completed", metrics=metrics), metric) if metric else []
+
+
+def _half_width(runs: list[MeasuredRun]) -> float | None:
+    """Of the success metric's interval over tasks, where one benchmark measured it."""
+    found = [width for run, keys in runs if len(keys) == 1 and (width := _width(run, keys[0])) is not None]
+    return fmean(found) if found else None
+
+
+def _width(run: Mapping[str, Any], key: str) -> float | None:
+    """Of the last such score: that of the final weights comes after those of the loop."""
+    for one in reversed(run.get("evals") or []):
+        prefix = one["split"] if one.get("split") == one.get("name") else f"{one.get('split')}/{one.get('name')}"
+        if not key.startswith(prefix):
+            continue
+        for score in one.get("scores") or []:
+            low, high = score.get("low"), score.get("high")
+            if key == f"{prefix}/{score['metric']}" and _is_number(low) and _is_number(high):
+                return float(high - low) / 2
+    return None
+
+
+def _tasks(record: Mapping[str, Any]) -> dict[str, str]:
+    """`{"val/tools": "5f0c..."}` from what the experiment was launched with."""
+    word = "tasks of "
+    found = _mapping(record.get("contents"))
+    return {key.removeprefix(word): str(value)[:12] for key, value in found.items() if key.startswith(word)}
+
+
+def _leakage(record: Mapping[str, Any]) -> str | None:
+    """What the conclusion says of training rows that stand in a benchmark."""
+    found = [line for line in str(record.get("conclusion") or "").splitlines() if line.startswith(LEAKAGE)]
+    return _text("; ".join(line.removeprefix(LEAKAGE).strip() for line in found)) or None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(value: Any) -> str:
+    text = str(value or "").strip()
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."

@@ -1,0 +1,179 @@
+"""Which experiments moved the best score, which did not, and how much of a difference is noise.
+
+In: entries. Out: `Track`s, one per success metric on one set of tasks, each with its noise, its kept rungs and its dead
+ends. Scores of different metrics or tasks are never put on one ladder, and scores on test benchmarks alone make none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any, Literal
+
+from evsys_sdk.record.digest import ArmDigest, Settings
+from evsys_sdk.record.history import Entry
+
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""97.5 % points of Student's t for 1 to 30 degrees of freedom."""
+MANY = 1.98
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """How much scores differ when nothing does."""
+
+    seed_sd: float | None = None
+    """Standard deviation over seeds, pooled over the arms that have several."""
+    degrees: int = 0
+    half_width: float | None = None
+    """Median of the scores' 95 % half-widths over tasks."""
+
+    def floor(self, seeds: int = 1, other_seeds: int = 1) -> float | None:
+        """Two arms with so many seeds that differ by less are not told apart; None where nothing is known of noise.
+
+        From the scatter over seeds where that was seen; else from the intervals over tasks, as if the two had been
+        scored on different tasks, which is on the safe side.
+        """
+        if self.seed_sd:
+            quantile = STUDENT[self.degrees - 1] if self.degrees <= len(STUDENT) else MANY
+            return quantile * self.seed_sd * math.sqrt(1 / seeds + 1 / other_seeds)
+        return math.sqrt(2) * self.half_width if self.half_width else None
+
+
+Outcome = Literal["first", "kept", "within noise", "no gain", "worse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One experiment on a ladder, or beside it."""
+
+    entry: Entry
+    arm: ArmDigest
+    score: float
+    before: Rung | None = None
+    """The best so far when this one was run."""
+    outcome: Outcome = "first"
+    floor: float | None = None
+
+    @property
+    def gain(self) -> float | None:
+        return None if self.before is None else self.score - self.before.score
+
+    @property
+    def settings(self) -> Settings:
+        return {**self.entry.digest.common, **self.arm.own}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """Experiments whose scores can be put side by side."""
+
+    metric: str
+    """What was measured, as `val/tools/pass@1`."""
+    mode: str
+    entries: list[Entry]
+    """Oldest first."""
+    noise: Noise
+    rungs: list[Rung] = field(default_factory=list)
+    """Kept ones, oldest first; the last is the best so far."""
+    dead_ends: list[Rung] = field(default_factory=list)
+    """Neither kept nor higher than the best of their time; oldest first."""
+    undecided: list[Rung] = field(default_factory=list)
+    """Higher than the best of their time, by no more than noise; oldest first."""
+    tasks: str = ""
+    """Hash of the tasks, where it is known."""
+
+    @property
+    def is_test(self) -> bool:
+        """Measured on test benchmarks alone, which select nothing."""
+        return all(key.startswith("test/") for key in self.metric.split(" + "))
+
+
+def tracks_of(entries: Sequence[Entry]) -> list[Track]:
+    """The tracks of all entries that count, the one that was worked on last first."""
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in sorted((entry for entry in entries if entry.counts), key=lambda entry: entry.when):
+        digest = entry.digest
+        if digest.measured and digest.scored:
+            tasks = "-".join(digest.tasks.get(key.rsplit("/", 1)[0], "") for key in digest.measured)
+            groups.setdefault((" + ".join(digest.measured), digest.mode, tasks.strip("-")), []).append(entry)
+    tracks = [_track(metric, mode, tasks, group) for (metric, mode, tasks), group in groups.items()]
+    return sorted(tracks, key=lambda track: -track.entries[-1].when)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One value of a setting, over all arms that had it."""
+
+    value: Any
+    scores: list[float]
+    """Means of those arms, the best first."""
+
+
+def values_tried(track: Track) -> dict[str, list[Tried]]:
+    """Setting -> its values, for settings of which several were tried; what was tried most first, and of a setting's
+    values the one with the best score."""
+    found: dict[str, dict[Any, list[float]]] = {}
+    for digest in (entry.digest for entry in track.entries):
+        for arm in digest.scored:
+            for key, value in {**digest.common, **arm.own}.items():
+                found.setdefault(key, {}).setdefault(value, []).append(arm.mean or 0.0)
+    down = track.mode == "max"
+    tried = {
+        key: sorted(
+            (Tried(value=value, scores=sorted(scores, reverse=down)) for value, scores in values.items()),
+            key=lambda one: one.scores[0],
+            reverse=down,
+        )
+        for key, values in found.items()
+        if len(values) > 1
+    }
+    return dict(sorted(tried.items(), key=lambda pair: -len(pair[1])))
+
+
+def noise_of(entries: Sequence[Entry]) -> Noise:
+    arms = [arm for entry in entries for arm in entry.digest.arms if arm.scores]
+    repeated = [arm.scores for arm in arms if len(arm.scores) > 1]
+    degrees = sum(len(scores) - 1 for scores in repeated)
+    squares = sum((score - fmean(scores)) ** 2 for scores in repeated for score in scores)
+    widths = [arm.half_width for arm in arms if arm.half_width is not None]
+    return Noise(
+        seed_sd=math.sqrt(squares / degrees) if degrees else None,
+        degrees=degrees,
+        half_width=median(widths) if widths else None,
+    )
+
+
+def _track(metric: str, mode: str, tasks: str, entries: list[Entry]) -> Track:
+    track = Track(metric=metric, mode=mode, entries=entries, noise=noise_of(entries), tasks=tasks)
+    for entry in [] if track.is_test else entries:
+        rung = _rung(entry, track)
+        if rung is not None:
+            places = {"first": track.rungs, "kept": track.rungs, "within noise": track.undecided}
+            places.get(rung.outcome, track.dead_ends).append(rung)
+    return track
+
+
+def _rung(entry: Entry, track: Track) -> Rung | None:
+    arm = entry.digest.top
+    if arm is None or arm.mean is None:
+        return None
+    # A winner was picked for its score; what is to be expected of it is lower, and the record may know by how much.
+    score = arm.mean if entry.digest.expected is None else entry.digest.expected
+    best = track.rungs[-1] if track.rungs else None
+    if best is None:
+        return Rung(entry=entry, arm=arm, score=score)
+    floor = track.noise.floor(len(arm.scores), len(best.arm.scores))
+    gain = (score - best.score) * (1 if track.mode == "max" else -1)
+    return Rung(entry=entry, arm=arm, score=score, before=best, outcome=_outcome(gain, floor or 0.0), floor=floor)
+
+
+def _outcome(gain: float, floor: float) -> Outcome:
+    if gain > 0:
+        return "kept" if gain > floor else "within noise"
+    return "worse" if gain < -floor else "no gain"

@@ -1,0 +1,132 @@
+"""What an experiment may spend, and what it has spent.
+
+In: steps, tokens and dollars as runs use them up; what earlier processes used, from the journal. Out: a `BudgetSpent`
+when a limit is reached: the runs stop there with a valid record. Steps and trials are never exceeded; tokens, seconds
+and dollars by what one step of each run under way takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from evsys_sdk.errors import Cancelled
+from evsys_sdk.record.journal import Journal, RunJournal
+
+LIMITS = ("steps", "tokens", "seconds", "usd", "trials")
+
+
+class BudgetSpent(Cancelled):
+    """There is nothing left to spend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """So much so far; `steps` are those that were done."""
+
+    steps: int = 0
+    tokens: int = 0
+    usd: float = 0.0
+    seconds: float = 0.0
+    trials: int = 0
+
+
+@dataclass(slots=True)
+class Budget:
+    """Shared by all runs of an experiment."""
+
+    limits: dict[str, float] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
+    clock: Callable[[], float] = time.monotonic
+    started: float = 0.0
+    reserved: int = 0
+    """Steps that runs are in the middle of."""
+    begun: set[str] = field(default_factory=set)
+    """Runs that count already; to go on with one is not another."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(
+        cls, *specs: Any, spent: Spent, begun: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> Budget:
+        """The budget of config blocks, of which the tighter limit holds, or one without limits."""
+        limits: dict[str, float] = {}
+        for spec, name in product([spec for spec in specs if spec is not None], LIMITS):
+            if (limit := getattr(spec, name)) is not None:
+                limits[name] = min(limit, limits.get(name, limit))
+        return cls(limits=limits, spent=spent, begun=set(begun), clock=clock, started=clock())
+
+    def begin_run(self, run_id: str) -> None:
+        """A run starts, or goes on; BudgetSpent when no more may."""
+        with self.lock:
+            self._refuse_if_spent()
+            self._refuse_more("steps", self.spent.steps)
+            if run_id not in self.begun:
+                self._refuse_more("trials", self.spent.trials)
+                self.begun.add(run_id)
+                self.spent = replace(self.spent, trials=self.spent.trials + 1)
+
+    def begin_step(self) -> None:
+        """Another step starts; BudgetSpent when no more may."""
+        with self.lock:
+            self._refuse_if_spent()
+            self._refuse_more("steps", self.spent.steps + self.reserved)
+            self.reserved += 1
+
+    def end_step(self, tokens: float) -> None:
+        with self.lock:
+            self.reserved -= 1
+            self.spent = replace(self.spent, steps=self.spent.steps + 1, tokens=self.spent.tokens + int(tokens))
+
+    def give_back_step(self) -> None:
+        """A step that was begun will not be done."""
+        with self.lock:
+            self.reserved -= 1
+
+    def pay(self, usd: float) -> None:
+        with self.lock:
+            self.spent = replace(self.spent, usd=self.spent.usd + usd)
+
+    def _refuse_if_spent(self) -> None:
+        self.spent = replace(self.spent, seconds=self.clock() - self.started)
+        for name in ("tokens", "seconds", "usd"):
+            self._refuse_more(name, getattr(self.spent, name))
+
+    def _refuse_more(self, name: str, used: float) -> None:
+        if used >= self.limits.get(name, float("inf")):
+            raise BudgetSpent(f"the budget is spent: {used:.6g} of {self.limits[name]:g} {name}")
+
+    def summary(self) -> dict[str, Any] | None:
+        """Limits and spending as plain data; None without limits."""
+        return {"limits": self.limits, "spent": asdict(self.spent)} if self.limits else None
+
+
+def spent_before(journal: Journal, line: RunJournal) -> Spent:
+    """What the runs of this experiment have used since it was launched, also what was done twice after a kill."""
+    [(since,)] = journal.read(
+        "SELECT coalesce(min(id), 0) FROM events WHERE run = ? AND attempt = ?", (line.run, line.attempt)
+    )
+    [(steps, tokens)] = journal.read(
+        "SELECT count(*), coalesce(sum(json_extract(data, '$.metrics.tokens')), 0) FROM events"
+        " WHERE kind = 'step' AND id > ?",
+        (since,),
+    )
+    [(usd,)] = journal.read(
+        "SELECT coalesce(sum(json_extract(data, '$.cost_usd')), 0) FROM events WHERE kind = 'rollout' AND id > ?",
+        (since,),
+    )
+    return Spent(steps=steps, tokens=int(tokens), usd=usd, trials=len(begun_before(journal, line)))
+
+
+def begun_before(journal: Journal, line: RunJournal) -> list[str]:
+    """The runs of this experiment that were begun since it was launched, in this or another process."""
+    rows = journal.read(
+        "SELECT DISTINCT run FROM events WHERE kind = 'identity' AND id > "
+        "(SELECT coalesce(min(id), 0) FROM events WHERE run = ? AND attempt = ?)",
+        (line.run, line.attempt),
+    )
+    return [run for (run,) in rows]

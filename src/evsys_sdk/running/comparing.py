@@ -1,0 +1,192 @@
+"""Two or more experiments side by side.
+
+In: experiments, each with the arm that stands for it. Out: a `Side` per arm, the settings in which they differ, their
+scores, and a verdict on the tasks that they share: paired, task by task, as between the arms of one experiment. The
+first one named is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.eval.verdict import Verdict
+from evsys_sdk.record.digest import ArmDigest, flatten
+from evsys_sdk.record.history import Entry, History, read_record
+from evsys_sdk.record.look_up import look_up
+from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, read_arm
+
+BESIDE = frozenset(
+    ["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"]
+)
+"""Settings of an experiment that are told by its arms, or change nothing."""
+WORDS = ("metadata.hypothesis", "metadata.tags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One arm of one experiment."""
+
+    label: str
+    entry: Entry
+    arm: ArmDigest
+    settings: dict[str, Any]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        return dict(self.arm.metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One measure on the tasks that the sides share."""
+
+    split: str
+    name: str
+    verdict: Verdict
+
+    @property
+    def label(self) -> str:
+        where = self.name if self.split == self.name else f"{self.split}/{self.name}"
+        return f"{where}/{self.verdict.metric}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What there is to say of them together."""
+
+    sides: list[Side]
+    settings: dict[str, list[Any]]
+    """Dotted place -> the value of each side; None for one that does not have it. Only what differs."""
+    scores: dict[str, list[float | None]]
+    """Metric -> the mean over seeds of each side."""
+    verdicts: list[Judged] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def compare(refs: Sequence[str], history: History, *, metric: str | None = None) -> Compared:
+    """The experiments (`name` or `name:arm`) side by side; `metric` judges by another than their success metric."""
+    notes: list[str] = []
+    sides = [side for ref in dict.fromkeys(refs) for side in _sides(ref, history, notes)]
+    if len({(side.entry.record, side.arm.arm) for side in sides}) < 2:
+        raise EvsysError("a comparison takes two: name two experiments, or two arms of one as name:arm")
+    _tell_apart(sides)
+    keys = dict.fromkeys(key for side in sides for key in side.settings)
+    values = {key: [side.settings.get(key) for side in sides] for key in keys}
+    stored = [read_arm(side.entry, side.arm.arm, side.label) for side in sides]
+    verdicts = [_judged(measure, stored, sides, notes) for measure in _measures(stored, sides, metric)]
+    if not verdicts:
+        notes.append(_why_no_verdict(stored, metric))
+    return Compared(
+        sides=sides,
+        settings={key: found for key, found in values.items() if any(value != found[0] for value in found)},
+        scores=_scores(sides),
+        verdicts=verdicts,
+        notes=list(dict.fromkeys(notes)),
+    )
+
+
+def _sides(ref: str, history: History, notes: list[str]) -> list[Side]:
+    """The arm that was named; else the experiment's best arm; else all of its arms."""
+    entry, arm = _named(ref, history, notes)
+    digest = entry.digest
+    if entry.notes.why_invalid is not None:
+        notes.append(f"{entry.name} is marked as invalid: {entry.notes.why_invalid}")
+    if not any(one.statuses for one in digest.arms):
+        raise EvsysError(f"{entry.name} is {entry.state} and has no result to compare yet")
+    if arm is not None and digest.arm(arm) is None:
+        raise EvsysError(f"{entry.name}: {not_known(arm, 'arm', [one.arm for one in digest.arms])}")
+    chosen = [one for one in digest.arms if one.arm == (arm or digest.best_arm)] or digest.arms
+    config = flatten({key: value for key, value in _config(entry).items() if key not in BESIDE})
+    beside = {key: value for key, value in config if not key.startswith(WORDS)}
+    return [
+        Side(
+            label=entry.name if len(chosen) == 1 and arm is None else f"{entry.name}:{one.arm}",
+            entry=entry,
+            arm=one,
+            settings={**beside, **_contents(entry), **digest.common, **one.own},
+        )
+        for one in chosen
+    ]
+
+
+def _named(ref: str, history: History, notes: list[str]) -> tuple[Entry, str | None]:
+    name, colon, arm = ref.rpartition(":")
+    try:
+        found, wanted = look_up(ref, history), None
+    except EvsysError:
+        if not colon or not name:
+            raise
+        found, wanted = look_up(name, history), arm
+    notes += [found.note] if found.note else []
+    return found.entry, wanted
+
+
+def _config(entry: Entry) -> dict[str, Any]:
+    found = read_record(entry).get("config")
+    return found if isinstance(found, dict) else {}
+
+
+def _contents(entry: Entry) -> dict[str, Any]:
+    found = read_record(entry).get("contents")
+    return {key: str(value)[:12] for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _tell_apart(sides: list[Side]) -> None:
+    """Two experiments of one name, told by path, are called by their paths."""
+    from dataclasses import replace
+
+    labels = [side.label for side in sides]
+    for index, side in enumerate(sides):
+        if labels.count(side.label) > 1:
+            sides[index] = replace(side, label=f"{side.entry.record.parent}/{side.label}")
+
+
+def _scores(sides: Sequence[Side]) -> dict[str, list[float | None]]:
+    """Scores of benchmarks first, what training says of itself after them."""
+    keys = sorted({key for side in sides for key in side.scores}, key=lambda key: ("/" not in key, key))
+    return {key: [side.scores.get(key) for side in sides] for key in keys}
+
+
+def _measures(stored: Sequence[StoredArm], sides: Sequence[Side], metric: str | None) -> list[Measure]:
+    """What at least two sides were scored on: by the metric asked for, else their success metrics, else all."""
+    found = [measure for arm in stored for measure in sorted(arm.measures)]
+    shared = [one for one in dict.fromkeys(found) if found.count(one) > 1]
+    if metric is not None:
+        return [one for one in shared if metric in (one[2], "/".join(one), f"{one[0]}.{one[2]}")]
+    wanted = {key for side in sides for key in side.entry.digest.measured}
+    return [one for one in shared if _key(one) in wanted] or shared
+
+
+def _key(measure: Measure) -> str:
+    split, name, metric = measure
+    return f"{split}/{metric}" if split == name else f"{split}/{name}/{metric}"
+
+
+def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side], notes: list[str]) -> Judged:
+    split, name, metric = measure
+    hashes = {side.entry.digest.tasks.get(f"{split}/{name}") for side in sides} - {None}
+    if len(hashes) > 1:
+        notes.append(f"{split}/{name} is not the same in all of them: tasks are paired by id and may have changed")
+    if split == "test":
+        notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
+    verdict = judge_arms([arm_scores(arm, measure) for arm in stored], metric=metric, mode=_mode(measure, sides))
+    return Judged(split=split, name=name, verdict=verdict)
+
+
+def _mode(measure: Measure, sides: Sequence[Side]) -> Literal["max", "min"]:
+    modes = {side.entry.digest.mode for side in sides if _key(measure) in side.entry.digest.measured}
+    return "min" if modes == {"min"} else "max"
+
+
+def _why_no_verdict(stored: Sequence[StoredArm], metric: str | None) -> str:
+    if metric is not None:
+        known = sorted({_key(one) for arm in stored for one in arm.measures})
+        return f"no verdict: two of them were not scored by {metric!r}; scored by: {', '.join(known) or 'nothing'}"
+    without = [arm.label for arm in stored if not arm.measures]
+    if without:
+        return f"no verdict: no rollouts are stored of {', '.join(without)}"
+    return "no verdict: they were not scored on the same benchmark by the same metric"

@@ -1,0 +1,235 @@
+"""Whether an experiment begins, goes on, is refused or becomes a child: what is asked now against what was launched.
+
+In: a config, and the journal of the experiment of that name. Out: the journal's own line of the experiment (run `""`).
+What decides an experiment's findings is frozen when it is launched: settings, rows, tasks, the project's own code and
+the hypothesis. What only decides how it is watched or how much it may spend can change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from evsys_sdk import registry
+from evsys_sdk.config.files import plain
+from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig, SearchSpec
+from evsys_sdk.config.names import directory_name
+from evsys_sdk.config.project import project_modules, search_folders
+from evsys_sdk.config.source import remember, source_of
+from evsys_sdk.constants import JOURNAL_FILE
+from evsys_sdk.data.sources import open_source
+from evsys_sdk.data.workspace import Workspace
+from evsys_sdk.errors import EvsysError, shorten
+from evsys_sdk.protocols import DataStore
+from evsys_sdk.record.environment import config_hash
+from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
+from evsys_sdk.running.scoring import find_benchmark
+
+WATCHING = frozenset(
+    ["budget", "callbacks", "description", "launcher", "leakage", "log_store", "max_concurrent_arms", "output_dir"]
+    + ["parent_experiment_id", "version"]
+)
+"""Top-level settings that do not change what is found."""
+ARMS = frozenset(["run", "runs", "matrix", "search", "base_run"])
+SHOWN = 20
+"""Differences that a refusal lists."""
+PLAN = "plan"
+TASKS = "tasks of "
+AN_ARM = "(an arm)"
+CODE = "code of "
+
+Facts = dict[str, Any]
+"""Dotted place -> value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that is not as it was at the launch; None stands for "not there"."""
+
+    place: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        if AN_ARM in (self.before, self.now):
+            return f"  {self.place}: {'a new arm' if self.before is None else 'this arm is gone'}"
+        return f"  {self.place}: {_shown(self.before)} -> {_shown(self.now)}"
+
+
+def take_up(journal: Journal, name: str, facts: Facts, *, fresh: bool) -> RunJournal:
+    """The journal line of this experiment; EvsysError when it was launched as something else and has come to
+    something since."""
+    earlier = journal.latest(EXPERIMENT)
+    found = None if earlier is None or fresh else differences(_plan(earlier), facts)
+    if found and journal.has_results:
+        raise EvsysError(_refusal(name, found))
+    if earlier is not None and found == []:
+        return earlier
+    line = journal.begin(EXPERIMENT, config_hash(facts))
+    line.add(PLAN, facts, at=0)
+    return line
+
+
+def fork(config: ExperimentConfig, facts: Facts, output_dir: Path) -> tuple[ExperimentConfig, Path]:
+    """The config as a child of the experiment of its name, and the child's own folder; the same settings as those of
+    an earlier child (or of the parent) are that one, so that the same command goes on with it."""
+    number = 1
+    while True:
+        name = config.name if number == 1 else f"{config.name}-{number}"
+        folder = output_dir if number == 1 else output_dir / directory_name(name)
+        launched = _launched(journal_path(folder, name))
+        if launched is None or not differences(launched, facts | {"name": name}):
+            break
+        number += 1
+    if number == 1:
+        return config, output_dir
+    child = BaseModel.model_copy(
+        config, update={"name": name, "parent_experiment_id": config.name, "output_dir": str(folder)}, deep=True
+    )
+    remember(child, source_of(config))
+    return child, folder
+
+
+def journal_path(output_dir: Path, name: str) -> Path:
+    return output_dir / f"{directory_name(name)}.{JOURNAL_FILE}"
+
+
+def _launched(path: Path) -> Facts | None:
+    """What the experiment behind this journal was launched with; None where nothing was."""
+    if not path.is_file():
+        return None
+    journal = Journal(path)
+    try:
+        line = journal.latest(EXPERIMENT)
+        return _plan(line) if line is not None else None
+    finally:
+        journal.close()
+
+
+def _plan(line: RunJournal) -> Facts:
+    return next((event.data for event in line.events(upto=0) if event.kind == PLAN), {})
+
+
+def _refusal(name: str, found: list[Difference]) -> str:
+    lines = [f"experiment {name!r} was launched with other settings, and has results:", *map(str, found[:SHOWN])]
+    if len(found) > SHOWN:
+        lines.append(f"  ... and {len(found) - SHOWN} more")
+    lines.append("next: put them back to go on with it, or evsys run --fork to make a child experiment of it")
+    lines.append("      (what is the same is not run again), or evsys run --fresh to start over")
+    return "\n".join(lines)
+
+
+def facts_of(config: ExperimentConfig) -> Facts:
+    """Everything that decides what the experiment finds."""
+    settings = {key: value for key, value in plain(config).items() if key not in WATCHING | ARMS}
+    settings["metadata"] = {key: value for key, value in settings.get("metadata", {}).items() if key != "tags"}
+    settings["arms"] = {run.name: _without_name(run) for run in config.all_runs()}
+    if config.search is not None:
+        settings |= {"search": _deciding(config.search)}
+        settings["arms"] = {} if config.run is None else {config.run.name: _without_name(config.run)}
+        settings["base_run"] = config.base_run
+    return dict(_flat(settings)) | _hashes(config)
+
+
+def _deciding(search: SearchSpec) -> dict[str, Any]:
+    """Of a search, what must stay as it is. How many are drawn may change: later draws do not change earlier ones."""
+    free = {"budget"} | ({"max_trials"} if search.kind in ("random", "tpe") else set())
+    return {key: value for key, value in plain(search).items() if key not in free}
+
+
+def _without_name(run: RunConfig) -> dict[str, Any]:
+    return {key: value for key, value in plain(run).items() if key not in ("name", "tags")}
+
+
+def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list) and value and not all(isinstance(item, str | int | float | bool) for item in value):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{place}[{index}]")
+    else:
+        yield place, value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+
+
+def _hashes(config: ExperimentConfig) -> Facts:
+    """The contents that the settings only name: rows, tasks, and the project's own code."""
+    store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
+    found: Facts = {}
+    for run in config.all_runs():
+        for data in _data_of(run):
+            digest = _sha256(data, store, config)
+            if digest is not None:
+                found[_content_of(data)] = digest
+    for entry in config.metadata.benchmark:
+        found[f"{TASKS}{entry.role}/{entry.label}"] = find_benchmark(entry, config).sha256
+    for module, files in project_modules(config).items():
+        each = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+        found[f"{CODE}{module}"] = hashlib.sha256(each).hexdigest()
+    return found
+
+
+def _content_of(data: DataConfig) -> str:
+    return f"contents of {data.path or data.dataset_name or data.dataset_id}"
+
+
+def _data_of(run: RunConfig) -> list[DataConfig]:
+    stages = [stage.data for stage in run.continual.stages] if run.continual else []
+    return [data for data in [run.data, *stages, run.eval.eval_data] if data is not None]
+
+
+def _sha256(data: DataConfig, store: DataStore, config: ExperimentConfig) -> str | None:
+    """Of the rows as they lie there; None where only reading them all would tell."""
+    source = source_of(config)
+    opened = open_source(data, store=store, folders=search_folders(source), workspace=Workspace.find(source.folder))
+    return opened.sha256() if opened.sha256 else None
+
+
+def contents_for(run: RunConfig, facts: Facts) -> dict[str, str]:
+    """Of the hashes, those of what this run has to do with."""
+    own = {_content_of(data) for data in _data_of(run)}
+    return {place: digest for place, digest in facts.items() if place in own or place.startswith((TASKS, CODE))}
+
+
+def differences(before: Facts, now: Facts) -> list[Difference]:
+    """What is not the same, in the order of the settings; an arm that is new or gone is one difference."""
+    before, now = _whole_arms(before, now), _whole_arms(now, before)
+    places = dict.fromkeys([*before, *now])
+    return [
+        Difference(place=place, before=before.get(place), now=now.get(place))
+        for place in places
+        if before.get(place) != now.get(place)
+    ]
+
+
+def _whole_arms(facts: Facts, others: Facts) -> Facts:
+    """The facts, those of an arm that the others lack folded into one."""
+    known = {_arm(place) for place in others}
+    folded: Facts = {}
+    for place, value in facts.items():
+        arm = _arm(place)
+        if arm is None or arm in known:
+            folded[place] = value
+        else:
+            folded[f"arms.{arm}"] = AN_ARM
+    return folded
+
+
+def _arm(place: str) -> str | None:
+    # The name itself may hold dots; what follows it is one of the keys of a run.
+    match = re.match(rf"arms\.(.+?)\.({'|'.join(RunConfig.model_fields)})\b", place)
+    return match[1] if match else None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "(not set)"
+    if isinstance(value, str) and len(value) == 64 and not value.strip("0123456789abcdef"):
+        return value[:10]
+    return shorten(repr(value), 60)

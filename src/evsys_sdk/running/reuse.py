@@ -1,0 +1,99 @@
+"""The same run in another experiment: taken over instead of run again.
+
+In: what a run is made of, and the folder its experiment writes to. Out: the result of an identical finished run of
+another experiment in that folder, or of a child's family, with its record copied; its weights stay where they are.
+Identical means the same settings, rows, tasks and project code, and no evaluation that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk.atomic import write_json
+from evsys_sdk.constants import JOURNAL_FILE, RUN_RESULT_FILE
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.record.environment import config_hash
+from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.record.run_dir import set_aside
+from evsys_sdk.record.stored import StoredJournal
+
+IDENTITY = "identity"
+NAMES = ("name", "tags", "group")
+"""Settings of a run that only say what it is called."""
+LOGS = "logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An identical run that has ended."""
+
+    journal: Path
+    run: str
+    attempt: int
+    run_dir: Path
+    result: dict[str, Any]
+
+
+def identity_of(run: Mapping[str, Any], shared: Mapping[str, Any], contents: Mapping[str, str]) -> str:
+    """The same for runs that would do the same; `contents` are the hashes of what the settings only name."""
+    settings = {key: value for key, value in run.items() if key not in NAMES}
+    return config_hash({"run": settings, "shared": shared, "contents": contents})
+
+
+def note_identity(journal: RunJournal, identity: str, run_dir: Path) -> None:
+    """So that other experiments can find the run."""
+    journal.add(IDENTITY, {"run_dir": str(run_dir.absolute())}, at=0, key=identity)
+
+
+def find_identical(identity: str, output_dir: Path, *, is_child: bool) -> Found | None:
+    """A finished run with this identity, of an experiment that writes to this folder, or of a child's family."""
+    for path in _journals_near(output_dir, is_child):
+        try:
+            with closing(StoredJournal(path)) as journal:
+                for found in _candidates(journal, identity):
+                    return found
+        except EvsysError:  # not a journal of ours, or of another version
+            continue
+    return None
+
+
+def _journals_near(output_dir: Path, is_child: bool) -> Iterator[Path]:
+    for folder in (".", "..", "../*") if is_child else (".",):
+        yield from sorted(output_dir.glob(f"{folder}/*.{JOURNAL_FILE}"))
+
+
+def _candidates(journal: Journal, identity: str) -> Iterator[Found]:
+    query = "SELECT run, attempt, data FROM events WHERE kind = ? AND key = ? ORDER BY id DESC"
+    for run, attempt, data in journal.read(query, (IDENTITY, identity)):
+        events = RunJournal(journal, run, attempt)
+        run_dir = Path(json.loads(data)["run_dir"])
+        result = _result_in(run_dir, run)
+        if events.completed and result and not any(event.data["error"] for event in events.evals()):
+            yield Found(journal=journal.path, run=run, attempt=attempt, run_dir=run_dir, result=result)
+
+
+def _result_in(run_dir: Path, run: str) -> dict[str, Any] | None:
+    """The record that lies there, if it is still that of this run."""
+    try:
+        found: dict[str, Any] = json.loads((run_dir / RUN_RESULT_FILE).read_text())
+        return found if found["run_id"] == run and found["status"] == "completed" else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def adopt(found: Found, journal: Journal, run_id: str, fingerprint: str, run_dir: Path) -> RunJournal:
+    """Make the found run's record this run's own. The journal comes last: before it, nothing counts."""
+    set_aside(run_dir)
+    if (found.run_dir / LOGS).is_dir():
+        shutil.copytree(found.run_dir / LOGS, run_dir / LOGS)
+    experiment, _, run = run_id.rpartition("/")
+    names = {"run_id": run_id, "experiment": experiment, "run": run, "reused_from": str(found.run_dir)}
+    write_json(run_dir / RUN_RESULT_FILE, {**found.result, **names})
+    with closing(StoredJournal(found.journal)) as source:
+        return journal.copy(RunJournal(source, found.run, found.attempt), run_id, fingerprint)

@@ -1,0 +1,148 @@
+"""The verdict of a finished experiment: its runs' scores, task by task, put before the judge.
+
+In: the results of every arm, and what the config says is to be compared. Out: a `Findings` for the conclusion: which
+arm is best if any is, in words, and the same as plain data. Scores of a test benchmark select nothing unless the config
+says `allow_test_selection`, and then the conclusion admits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from evsys_sdk.config.models import Hypothesis, Metadata
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.eval.arm_scores import ArmScores, Values
+from evsys_sdk.eval.hypothesis import judge_hypothesis, predicted_pair
+from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.eval.verdict import Verdict
+from evsys_sdk.eval.verdict_text import verdict_lines
+from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.record.callbacks import eval_metrics
+from evsys_sdk.record.conclusion import Findings, matching
+from evsys_sdk.running.task_values import task_values
+
+Arms = Mapping[str, Sequence[RunResult]]
+
+
+def judge_experiment(arms: Arms, metadata: Metadata) -> Findings:
+    """What the scores allow us to say; without a success metric, or scores by task, why they allow nothing."""
+    success = metadata.success_metric
+    if success is None:
+        return Findings(why_not="no success_metric is named, so arms are not ranked")
+    keys = _keys(arms, success.name)
+    if not keys:
+        return Findings(why_not=f"no arm has a score for {success.name}")
+    try:
+        scores = [_arm_scores(arm, results, keys) for arm, results in arms.items()]
+        verdict = judge_arms(
+            scores,
+            metric=success.name,
+            mode=success.mode,
+            baseline_arm=metadata.baseline_arm,
+            untrained=_untrained(arms, keys),
+            also=_predicted(metadata, arms),
+        )
+    except EvsysError as exc:
+        return Findings(why_not=f"{success.name}: {exc}")
+    return _findings(verdict, metadata, only_test=all(key.startswith("test/") for key in keys))
+
+
+def _findings(verdict: Verdict, metadata: Metadata, *, only_test: bool) -> Findings:
+    lines: list[str] = []
+    if only_test and not metadata.allow_test_selection:
+        verdict = replace(
+            verdict, best_arm=None, winner=None,
+            why_no_best="it was measured on a test benchmark only, and test scores do not select",
+        )  # fmt: skip
+    elif only_test:
+        lines.append("The best arm was picked on test scores (allow_test_selection): what it scores there flatters it.")
+    data: dict[str, Any] = {"verdict": verdict.as_dict()}
+    hypothesis = metadata.hypothesis
+    if isinstance(hypothesis, Hypothesis):
+        judged = judge_hypothesis(hypothesis, verdict)
+        data["hypothesis_result"] = judged.as_dict()
+        lines.insert(0, f"The hypothesis is {judged.outcome}: {judged.why}.")
+    return Findings(best_arm=_best(verdict), lines=[*lines, *_told(verdict)], data=data)
+
+
+def _best(verdict: Verdict) -> str | None:
+    """The best arm; an experiment of one arm has no other."""
+    only = verdict.winner.arm if len(verdict.arms) == 1 and verdict.winner else None
+    return verdict.best_arm or only
+
+
+def _told(verdict: Verdict) -> list[str]:
+    """The verdict in words; that the only arm has nothing to be compared with goes without saying."""
+    lines = verdict_lines(verdict)
+    return lines[1:] if len(verdict.arms) == 1 and verdict.winner else lines
+
+
+def _predicted(metadata: Metadata, arms: Arms) -> list[tuple[str, str]]:
+    hypothesis = metadata.hypothesis
+    if not isinstance(hypothesis, Hypothesis):
+        return []
+    return [predicted_pair(hypothesis.prediction, metadata.baseline_arm or next(iter(arms)))]
+
+
+def _keys(arms: Arms, name: str) -> list[str]:
+    """The metrics that `name` means, over all arms."""
+    return list(dict.fromkeys(key for results in arms.values() for found in results for key in matching(found, name)))
+
+
+def _arm_scores(arm: str, results: Sequence[RunResult], keys: Sequence[str]) -> ArmScores:
+    seeds: dict[int, Values] = {}
+    failed: dict[int, str] = {}
+    for number, result in enumerate(results):
+        seed = int(result.extras.get("seed", number))
+        try:
+            if result.status != "completed":
+                raise EvsysError(result.error or result.status)
+            seeds[seed] = _values(_trained(result), keys, result.metrics)
+        except EvsysError as exc:
+            failed[seed] = str(exc)
+    return ArmScores(arm=arm, seeds=seeds, failed=failed)
+
+
+def _trained(result: RunResult) -> list[EvalResult]:
+    """The evaluations of the weights that the run ended with: those whose numbers are the run's own."""
+    return [
+        found
+        for found in result.extras.get("evals", [])
+        if found.step != 0
+        and (found.error or all(result.metrics.get(key) == value for key, value in eval_metrics(found).items()))
+    ]
+
+
+def _values(evals: Sequence[EvalResult], keys: Sequence[str], numbers: Mapping[str, float]) -> Values:
+    """The metric on each task, tasks of several benchmarks side by side; a number that no benchmark measured, such as
+    the final loss, counts as one task."""
+    found = {key: (one, score) for one in evals for score in one.scores for key in [_key(one, score)] if key in keys}
+    values: dict[str, float] = {}
+    for key in keys:
+        if key not in found and key in numbers:
+            values[key] = numbers[key]
+            continue
+        if key not in found:
+            error = next((one.error for one in evals if one.error), None)
+            raise EvsysError(error or f"it was not scored by {key}")
+        result, score = found[key]
+        if score.value is None:
+            raise EvsysError(score.error or "the score is not valid")
+        values |= {f"{key}/{task}": value for task, value in task_values(result.rollouts, score.metric).items()}
+    return values
+
+
+def _key(result: EvalResult, score: Score) -> str:
+    return next(iter(eval_metrics(replace(result, scores=[replace(score, value=0.0)]))))
+
+
+def _untrained(arms: Arms, keys: Sequence[str]) -> Values | None:
+    """What the untrained model scored, if it was scored on the same benchmarks."""
+    for result in (result for results in arms.values() for result in results):
+        try:
+            return _values([found for found in result.extras.get("evals", []) if found.step == 0], keys, {})
+        except EvsysError:
+            continue
+    return None

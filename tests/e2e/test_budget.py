@@ -1,0 +1,73 @@
+"""A budget is a hard stop: what was done until then is in the record, and a larger one goes on from there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def sweep(project, minimal_run):
+    def config(budget, **top):
+        runs = [
+            minimal_run(name=name, seed=seed, algorithm__params={"max_steps": 10, "batch_size": 4})
+            for seed, name in enumerate(("first", "second", "third"))
+        ]
+        return project.config(run=None, runs=runs, **({"budget": budget} if budget else {}), **top)
+
+    return config
+
+
+def _run(project, path, *flags):
+    done = project.evsys("run", path, "--json", *flags)
+    summary = json.loads(done.stdout)
+    return done.returncode, summary, [(run["status"], run["metrics"].get("steps")) for run in summary["runs"]]
+
+
+def _steps(project, run):
+    path = project.root / "outputs" / run / "logs/metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [row["step"] for row in rows if "loss" in row]
+
+
+def test_steps_end_with_the_budget_and_a_larger_one_goes_on(project, sweep):
+    code, summary, _ = _run(project, sweep({"steps": 13}))
+    assert code == 2
+    assert [len(_steps(project, run)) for run in ("first", "second", "third")] == [10, 3, 0]
+    assert [run["status"] for run in summary["runs"]] == ["completed", "cancelled", "cancelled"]
+    assert summary["runs"][1]["error"] == "the budget is spent: 13 of 13 steps"
+    assert summary["runs"][2]["error"] == "not started: the budget is spent: 13 of 13 steps"
+    assert summary["budget"]["spent"]["steps"] == 13
+    _, again, _ = _run(project, sweep({"steps": 13}))
+    assert again["budget"]["spent"]["steps"] == 13, "what an earlier process spent counts"
+    code, summary, ends = _run(project, sweep({"steps": 30}))
+    assert code == 0 and ends == [("completed", 10)] * 3
+    assert _steps(project, "second") == list(range(1, 11)) and summary["budget"]["spent"]["steps"] == 30
+
+
+def test_arms_at_once_do_not_overdraw_it(project, sweep):
+    _, summary, _ = _run(project, sweep({"steps": 14}, max_concurrent_arms=3))
+    assert summary["budget"]["spent"]["steps"] == 14
+    assert sum(len(_steps(project, run)) for run in ("first", "second", "third")) == 14
+
+
+@pytest.mark.parametrize(
+    ("budget", "completed", "error"),
+    [
+        ({"trials": 1}, 1, "not started: the budget is spent: 1 of 1 trials"),
+        ({"tokens": 1}, 0, "of 1 tokens"),
+        ({"seconds": 1e-9}, 0, "of 1e-09 seconds"),
+    ],
+)
+def test_every_limit_stops_with_a_record(project, sweep, budget, completed, error):
+    code, summary, ends = _run(project, sweep(budget))
+    assert code == 2 and [status for status, _ in ends].count("completed") == completed
+    assert error in summary["runs"][-1]["error"]
+    assert summary["budget"]["limits"] == budget
+
+
+def test_an_empty_budget_or_one_of_nothing_is_refused(project, sweep):
+    for budget, told in (({"steps": 0}, "budget.steps"), ({"dollars": 3}, "budget.dollars")):
+        refused = project.evsys("run", sweep(budget))
+        assert refused.returncode == 1 and told in refused.stderr

@@ -1,0 +1,117 @@
+"""An experiment is what it was launched as: what has ended is not repeated, and what has changed is not mixed in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def launched(project, minimal_run):
+    """A finished experiment of two arms with a benchmark; returns how to write its config with changes."""
+    project.write_tasks()
+    entry = {"name": "colours", "path": "bench", "split": "val", "temperature": 0}
+
+    def config(rates=(1e-3, 1e-2), **top):
+        runs = [
+            minimal_run(name=f"rate{rate}", algorithm__params={"max_steps": 4, "batch_size": 4, "learning_rate": rate})
+            for rate in rates
+        ]
+        given = {"run": None, "runs": runs, "metadata": {"benchmark": [entry], "hypothesis": "more is more"}}
+        return project.config(**{**given, **top})
+
+    project.evsys("run", config(), check=True)
+    return config
+
+
+def _summary(project, path, *flags):
+    done = project.evsys("run", path, "--json", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def _results(project):
+    return {path: path.read_bytes() for path in (project.root / "outputs").rglob("run_result.json")}
+
+
+def test_finished_runs_are_not_repeated_and_their_scores_are_still_told(project, launched):
+    before = _results(project)
+    summary, said = _summary(project, launched())
+    assert said.count("is not run again") == 2 and _results(project) == before
+    scores = [run["evals"][0]["scores"][0] for run in summary["runs"]]
+    assert [score["n_tasks"] for score in scores] == [4, 4] and all(score["low"] is not None for score in scores)
+
+
+def test_only_what_is_missing_is_run(project, launched):
+    shutil.rmtree(project.root / "outputs/rate0.01")
+    _, said = _summary(project, launched())
+    assert said.count("is not run again") == 1 and (project.root / "outputs/rate0.01/run_result.json").exists()
+
+
+def test_fresh_repeats_everything(project, launched):
+    _, said = _summary(project, launched(), "--fresh")
+    assert "is not run again" not in said
+    assert (project.root / "outputs/rate0.001/attempts/1/run_result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rates": (1e-3, 2e-2)}, ["arms.rate0.02: a new arm", "arms.rate0.01: this arm is gone"]),
+        ({"n_repeats": 2}, ["n_repeats: (not set) -> 2"]),
+        ({"metadata": {"hypothesis": "less is more"}}, ["metadata.hypothesis: 'more is more' -> 'less is more'"]),
+    ],
+)
+def test_other_settings_are_refused_with_the_difference_and_nothing_is_lost(project, launched, change, told):
+    before = _results(project)
+    refused = project.evsys("run", launched(**change))
+    assert refused.returncode == 1
+    assert all(line in refused.stderr for line in told) and "--fork" in refused.stderr and "--fresh" in refused.stderr
+    assert _results(project) == before
+
+
+def test_other_rows_tasks_or_code_are_other_settings(project, launched):
+    rows = (project.root / "data/train.jsonl").read_text()
+    (project.root / "data/train.jsonl").write_text(rows + rows.splitlines()[0] + "\n")
+    tasks = (project.root / "bench/tasks.jsonl").read_text().splitlines()
+    (project.root / "bench/tasks.jsonl").write_text("\n".join(reversed(tasks)))
+    (project.root / "src").mkdir()
+    (project.root / "src/__init__.py").write_text("")
+    refused = project.evsys("run", launched())
+    assert refused.returncode == 1
+    for what in ("contents of data/train.jsonl", "tasks of val/colours", "code of src"):
+        assert what in refused.stderr
+
+
+def test_how_it_is_watched_may_change(project, launched):
+    path = launched(callbacks=[{"kind": "csv_metrics"}], description="the same", max_concurrent_arms=2)
+    _, said = _summary(project, path)
+    assert said.count("is not run again") == 2
+
+
+def test_a_launch_that_came_to_nothing_binds_nobody(project, minimal_run):
+    broken = minimal_run(backend__params={"fail_on_prepare": True})
+    assert project.evsys("run", project.config(run=broken)).returncode == 2
+    assert project.evsys("run", project.config(run=minimal_run())).returncode == 0
+
+
+def test_a_fork_is_a_child_that_takes_over_what_is_the_same(project, launched):
+    summary, said = _summary(project, launched(rates=(1e-3, 1e-2, 2e-2)), "--fork")
+    assert summary["name"] == "hello_sft-2" and said.count("is not run again") == 2
+    record = json.loads((project.root / "outputs/hello_sft-2/hello_sft-2.experiment_result.json").read_text())
+    assert record["parent_experiment_id"] == "hello_sft"
+    child = json.loads((project.root / "outputs/hello_sft-2/rate0.001/run_result.json").read_text())
+    assert child["run_id"] == "hello_sft-2/rate0.001" and child["reused_from"].endswith("outputs/rate0.001")
+    assert [run["evals"][0]["scores"][0]["n_tasks"] for run in summary["runs"]] == [4, 4, 4]
+    _, again = _summary(project, launched(rates=(1e-3, 1e-2, 2e-2)), "--fork")
+    assert again.count("is not run again") == 3 and not (project.root / "outputs/hello_sft-3").exists()
+    other, _ = _summary(project, launched(rates=(5e-3,)), "--fork")
+    assert other["name"] == "hello_sft-3"
+
+
+def test_identical_runs_of_another_experiment_in_the_same_folder_are_taken_over(project, launched):
+    path = launched(name="other", output_dir="./outputs")
+    _, said = _summary(project, path)
+    assert said.count("is not run again") == 2

@@ -1,0 +1,28 @@
+"""A name that no arm has is found before anything runs."""
+
+from __future__ import annotations
+
+from evsys_sdk.config.arms import arm_problems
+from evsys_sdk.config.models import ExperimentConfig
+
+
+def _config(**metadata):
+    run = {"data": {"source_kind": "in_memory", "rows": []}, "algorithm": {"kind": "sft"}, "backend": {"kind": "mock"}}
+    runs = [{**run, "name": name, "model": {"name": "m"}} for name in ("small", "large")]
+    return ExperimentConfig(name="x", runs=runs, metadata=metadata)
+
+
+def test_arms_that_are_there_may_be_named_and_so_may_the_untrained_model():
+    prediction = {"arm": "large", "vs": "untrained"}
+    assert arm_problems(_config(baseline_arm="small", hypothesis={"claim": "c", "prediction": prediction})) == []
+
+
+def test_arms_that_are_not_there_are_told_with_the_nearest():
+    prediction = {"arm": "larg", "vs": "smal"}
+    found = arm_problems(_config(baseline_arm="tiny", hypothesis={"claim": "c", "prediction": prediction}))
+    assert [problem.path for problem in found] == [
+        "metadata.baseline_arm",
+        "metadata.hypothesis.prediction.arm",
+        "metadata.hypothesis.prediction.vs",
+    ]
+    assert "large" in found[1].message

@@ -1,0 +1,561 @@
+"""Experiments are found again from disk, whatever state their files are in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.record.context import context_text, make_context
+from evsys_sdk.record.digest import digest_of, from_plain, to_plain
+from evsys_sdk.record.history import History, read_history, records_below
+from evsys_sdk.record.index import INDEX_FILE, note_results, note_start, read_index
+from evsys_sdk.record.journal import EXPERIMENT, Journal
+from evsys_sdk.record.ladder import Noise, tracks_of
+from evsys_sdk.record.look_up import look_up, parse_condition, select
+from evsys_sdk.record.notes import add_note, notes_path
+from evsys_sdk.record.progress import progress_in
+from evsys_sdk.record.run_dir import hold, is_held
+from evsys_sdk.record.token_budget import Section, count_tokens, fit
+
+
+def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict[str, Any]:
+    """What an experiment with these arms leaves; `day` of January 2026 is when it ended."""
+    arms = arms or (arm("a", 0.5),)
+    metric = facts.pop("metric", "pass@1")
+    split = facts.pop("split", "val")
+    mode = facts.pop("mode", "max")
+    tasks = facts.pop("tasks", "t" * 64)
+    runs = [
+        {
+            "run_id": f"{name}/{one['arm']}__s{seed}",
+            "status": status,
+            "metrics": {f"{split}/tools/{metric}": score} if (score := one["each"][seed]) is not None else {},
+            "evals": [
+                {
+                    "name": "tools",
+                    "split": split,
+                    "step": None,
+                    "scores": [{"metric": metric, "value": score, "low": score - 0.1, "high": score + 0.1}],
+                }
+            ]
+            if score is not None
+            else [],
+        }
+        for one in arms
+        for seed, status in enumerate(one["statuses"])
+    ]
+    configs = [{"name": one["arm"], "algorithm": {"kind": "sft", "params": one["settings"]}} for one in arms]
+    return {
+        "experiment": name,
+        "tags": facts.pop("tags", []),
+        "hypothesis": facts.pop("hypothesis", ""),
+        "ts": f"2026-01-{day:02d}T12:00:00.000+00:00",
+        "contents": {f"tasks of {split}/tools": tasks},
+        "best_arm": facts.pop("best_arm", arms[0]["arm"] if len(arms) == 1 else None),
+        "conclusion": "It is so.",
+        "arms": [{key: one[key] for key in ("arm", "statuses", "scores", "errors")} for one in arms],
+        "runs": runs,
+        "config": {
+            "name": name,
+            "metadata": {"success_metric": {"name": metric, "mode": mode}},
+            **({"runs": configs} if len(configs) > 1 else {"run": configs[0]}),
+        },
+        **facts,
+    }
+
+
+def arm(name: str, *scores: float | None, errors: tuple[str, ...] = (), **settings: Any) -> dict[str, Any]:
+    """An arm with a seed per score; None is a seed that failed."""
+    return {
+        "arm": name,
+        "each": scores,
+        "scores": [score for score in scores if score is not None],
+        "statuses": ["failed" if score is None else "completed" for score in scores],
+        "errors": list(errors),
+        "settings": settings,
+    }
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    (tmp_path / "outputs").mkdir()
+    return tmp_path / "outputs"
+
+
+def write(folder: Path, data: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{data['experiment']}.experiment_result.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def begin(folder: Path, name: str) -> Path:
+    """An experiment that has a journal and no result."""
+    path = folder / f"{name}.journal.sqlite"
+    Journal(path).close()
+    return folder / f"{name}.experiment_result.json"
+
+
+def entry_of(folder: Path, name: str) -> Any:
+    return next(entry for entry in read_history(None, [folder]).entries if entry.name == name)
+
+
+def history_of(outputs: Path, *records: dict[str, Any]) -> History:
+    for data in records:
+        write(outputs, data)
+    return read_history(None, [outputs])
+
+
+# What a record says
+
+
+def test_a_digest_survives_being_written_down():
+    digest = digest_of(record("x", arm("a", 0.5, None, errors=("boom",), lr=1e-3), arm("b", 0.7, 0.8, lr=1e-2)))
+    assert from_plain(json.loads(json.dumps(to_plain(digest)))) == digest
+
+
+def test_a_digest_tells_what_the_arms_share_and_what_not():
+    digest = digest_of(record("x", arm("a", 0.5, lr=1e-3, rank=8), arm("b", 0.7, lr=1e-2, rank=8)))
+    assert digest.common == {"algorithm.kind": "sft", "algorithm.params.rank": 8}
+    assert [one.own for one in digest.arms] == [{"algorithm.params.lr": 1e-3}, {"algorithm.params.lr": 1e-2}]
+
+
+def test_a_digest_gives_each_arm_the_metrics_of_its_own_completed_runs():
+    digest = digest_of(record("x", arm("a", 0.5, None), arm("b", 0.7, 0.9)))
+    assert [one.metrics for one in digest.arms] == [{"val/tools/pass@1": 0.5}, {"val/tools/pass@1": 0.8}]
+    assert digest.measured == ["val/tools/pass@1"] and digest.status == "partial"
+    assert digest.arms[1].half_width == pytest.approx(0.1)
+
+
+def test_the_verdict_of_a_record_reaches_its_arms():
+    undecided = {"verdict": "undecided", "more_tasks": 120, "more_seeds": None}
+    verdict = {
+        "arms": [{"arm": "a", "verdict": None}, {"arm": "b", "verdict": "undecided", "vs_baseline": undecided}],
+        "winner": {"arm": "b", "expected": 0.66},
+    }
+    digest = digest_of(record("x", arm("a", 0.5), arm("b", 0.7), verdict=verdict))
+    assert (digest.arms[1].verdict, digest.arms[1].needs) == ("undecided", "about 120 more tasks")
+    assert digest.expected == 0.66
+
+
+@pytest.mark.parametrize("data", [{}, {"experiment": 3}, {"experiment": "x", "arms": [3]}, [1], "x", None])
+def test_what_is_no_record_is_told_and_left_out(outputs, data):
+    (outputs / "x.experiment_result.json").write_text(json.dumps(data))
+    found = read_history(None, [outputs])
+    assert [entry.state for entry in found.entries] == ["unreadable"]
+    assert "x.experiment_result.json cannot be read" in found.problems[0]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"experiment": "x", "ar', "\x00\x00", "[" * 100_000])
+def test_a_torn_record_does_not_hide_the_others(outputs, text):
+    (outputs / "torn.experiment_result.json").write_text(text)
+    found = history_of(outputs, record("good"))
+    assert {entry.name: entry.state for entry in found.entries} == {"torn": "unreadable", "good": "completed"}
+    assert "good" in context_text(found, 1000)
+
+
+# What state an experiment is in
+
+
+@pytest.mark.parametrize(
+    ("scores", "state"), [((0.5, 0.6), "completed"), ((0.5, None), "partial"), ((None, None), "failed")]
+)
+def test_the_runs_make_the_state(outputs, scores, state):
+    assert history_of(outputs, record("x", arm("a", *scores))).entries[0].state == state
+
+
+def test_without_a_result_the_lock_tells_running_from_interrupted(outputs):
+    begin(outputs, "x")
+    lock = outputs / ".x.lock"
+    with hold(lock, "x"):
+        assert entry_of(outputs, "x").state == "running"
+    assert entry_of(outputs, "x").state == "interrupted"
+
+
+def test_an_experiment_that_is_run_again_is_running_although_it_has_a_result(outputs):
+    write(outputs, record("x"))
+    with hold(outputs / ".x.lock", "x"):
+        assert entry_of(outputs, "x").state == "running"
+    assert entry_of(outputs, "x").state == "completed"
+
+
+def test_an_experiment_that_was_killed_when_run_again_is_interrupted(tmp_path, outputs):
+    path = write(outputs, record("x"))
+    digest = digest_of(record("x"))
+    os.utime(path, (1000, 1000))
+    (tmp_path / ".evsys").mkdir()
+    note_start(tmp_path / ".evsys", path, digest, now=2000)
+    assert [entry.state for entry in read_history(tmp_path / ".evsys").entries] == ["interrupted"]
+
+
+def test_looking_does_not_keep_a_run_from_starting(tmp_path, monkeypatch):
+    """Who looks holds the lock for a moment; a run that starts in that moment waits and is not refused."""
+    lock = tmp_path / ".x.lock"
+    looker = os.open(lock, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.close(looker))
+    with hold(lock, "x"):
+        assert is_held(lock)
+    assert not is_held(lock)
+
+
+def test_how_far_an_interrupted_experiment_came_is_in_its_journal(outputs):
+    with closing(Journal(outputs / "x.journal.sqlite")) as journal:
+        journal.begin(EXPERIMENT, "plan")
+        done = journal.begin("x/a", "f")
+        done.add("step", {}, at=5)
+        done.add("end", {"status": "completed"}, at=5)
+        journal.begin("x/b", "f").add("step", {}, at=3)
+    told = [(run.run, run.status, run.step) for run in progress_in(outputs / "x.journal.sqlite")]
+    assert told == [("a", "completed", 5), ("b", None, 3)]
+
+
+def test_a_journal_that_is_no_journal_tells_nothing(outputs):
+    (outputs / "x.journal.sqlite").write_text("not a database")
+    assert progress_in(outputs / "x.journal.sqlite") == []
+    assert entry_of(outputs, "x").state == "interrupted"
+
+
+# Where experiments are found
+
+
+def test_a_folder_is_looked_through_but_for_runs_rehearsals_and_hidden_folders(outputs):
+    write(outputs / "deep" / "er", record("deep"))
+    for place in ("dry", ".hidden", "run/weights"):
+        write(outputs / place, record("not_this"))
+    run = outputs / "run2"
+    write(run, record("nor_this"))
+    (run / "run_result.json").write_text("{}")
+    assert [path.name.partition(".")[0] for path in records_below(outputs)] == ["deep"]
+
+
+def test_the_index_finds_what_lies_elsewhere_and_skips_what_is_gone(tmp_path):
+    here, gone = write(tmp_path / "far" / "away", record("here")), tmp_path / "gone" / "x.experiment_result.json"
+    workspace = tmp_path / ".evsys"
+    note_start(workspace, here, digest_of(record("here")), now=1.0)
+    note_start(workspace, gone, digest_of(record("gone")), now=1.0)
+    assert [entry.name for entry in read_history(workspace).entries] == ["here"]
+    assert len(read_index(workspace)) == 2, "a disk that is not mounted today may be tomorrow"
+
+
+def test_the_index_answers_for_a_record_only_while_it_is_the_same_file(tmp_path, outputs):
+    path, workspace = write(outputs, record("x", arm("a", 0.5))), tmp_path / ".evsys"
+    note_results(workspace, {path: digest_of(record("x", arm("a", 0.9)))})
+    assert read_history(workspace).entries[0].digest.arms[0].scores == [0.9], "read from the index, not from the file"
+    write(outputs, record("x", arm("a", 0.25)))
+    assert read_history(workspace).entries[0].digest.arms[0].scores == [0.25]
+    assert read_index(workspace)[0].digest.arms[0].scores == [0.25], "and the index has learned it"
+
+
+def test_what_lies_in_outputs_is_found_without_an_index(tmp_path, outputs):
+    write(outputs, record("x"))
+    assert [entry.name for entry in read_history(tmp_path / ".evsys", outputs=outputs).entries] == ["x"]
+    assert not (tmp_path / ".evsys").exists(), "looking back makes no workspace"
+
+
+@pytest.mark.parametrize("broken", ["not a database", ""])
+def test_a_broken_index_is_done_without(tmp_path, outputs, broken):
+    workspace = tmp_path / ".evsys"
+    workspace.mkdir()
+    (workspace / INDEX_FILE).write_text(broken)
+    path = write(outputs, record("x"))
+    note_results(workspace, {path: digest_of(record("x"))})
+    assert [entry.name for entry in read_history(workspace, outputs=outputs).entries] == ["x"]
+
+
+def test_a_workspace_that_is_a_file_fails_nobody(tmp_path):
+    (tmp_path / ".evsys").write_text("")
+    note_start(tmp_path / ".evsys", tmp_path / "x.experiment_result.json", digest_of(record("x")), now=1.0)
+    assert read_history(tmp_path / ".evsys").entries == []
+
+
+def test_an_index_that_another_process_is_writing_does_not_stop_a_run(tmp_path, monkeypatch):
+    workspace = tmp_path / ".evsys"
+    monkeypatch.setattr("evsys_sdk.record.index.WAIT_SECONDS", 0.01)
+    note_start(workspace, tmp_path / "a.experiment_result.json", digest_of(record("a")), now=1.0)
+    with closing(sqlite3.connect(workspace / INDEX_FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        note_start(workspace, tmp_path / "b.experiment_result.json", digest_of(record("b")), now=1.0)
+        assert read_index(workspace) == []
+    assert len(read_index(workspace)) == 1
+
+
+# Which one is meant
+
+
+def test_an_experiment_is_found_by_name_beginning_and_path(outputs):
+    history = history_of(outputs, record("alpha_one"), record("alpha"), record("beta"))
+    path = outputs / "beta.experiment_result.json"
+    assert look_up("alpha", history).entry.name == "alpha", "a whole name comes before the beginning of another"
+    assert look_up("be", history).entry.name == "beta"
+    assert look_up(str(path), history).entry.name == "beta"
+    begin(outputs / "..", "gamma")
+    assert look_up(str(outputs.parent / "gamma.journal.sqlite"), history).entry.state == "interrupted"
+    assert look_up(str(outputs.parent), history).entry.name == "gamma", "a folder with one experiment"
+
+
+@pytest.mark.parametrize(
+    ("ref", "told"),
+    [
+        ("alp", "'alp' is the beginning of 2 experiments: alpha_one, alpha_two; say which"),
+        ("alpha_tow", "closest: alpha_two"),
+        ("zzz", "known: alpha_one, alpha_two"),
+        ("", "there is no experiment ''"),
+        ("./nowhere", "there is no record of an experiment at nowhere"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_there_is(outputs, ref, told):
+    history = history_of(outputs, record("alpha_one"), record("alpha_two"))
+    with pytest.raises(EvsysError) as caught:
+        look_up(ref, history)
+    assert told in str(caught.value)
+
+
+def test_of_two_experiments_of_one_name_the_newest_is_taken_and_that_is_said(outputs):
+    write(outputs / "old", record("x", arm("a", 0.1), day=1))
+    write(outputs / "new", record("x", arm("a", 0.9), day=2))
+    found = look_up("x", read_history(None, [outputs]))
+    assert found.entry.digest.arms[0].scores == [0.9]
+    assert "2 experiments are called x" in found.note and str(outputs / "old") in found.note
+
+
+def test_tags_statuses_and_metrics_select(outputs):
+    history = history_of(
+        outputs,
+        record("low", arm("a", 0.2, 0.4), tags=["lr", "big"]),
+        record("high", arm("a", 0.1), arm("b", 0.8), tags=["lr"]),
+        record("broken", arm("a", None), tags=["lr"]),
+    )
+    names = lambda **conditions: {entry.name for entry in select(history.entries, **conditions)}  # noqa: E731
+    assert names(tags=["lr", "big"]) == {"low"}
+    assert names(statuses=["failed", "running"]) == {"broken"}
+    assert names(conditions=["pass@1"]) == {"low", "high"}
+    assert names(conditions=["pass@1>=0.3"]) == {"low", "high"}, "the mean over seeds counts"
+    assert names(conditions=["val/tools/pass@1 > 0.35"]) == {"high"}
+    assert names(conditions=["pass@1<0.15"]) == {"high"}, "one arm is enough"
+    assert names(conditions=["no_such_metric"]) == set()
+
+
+@pytest.mark.parametrize("text", ["pass@1>=", "pass@1>=high", ">=0.5", ""])
+def test_a_condition_that_makes_no_sense_is_refused_with_an_example(text):
+    with pytest.raises(EvsysError, match=r"pass@1>=0\.5"):
+        parse_condition(text)
+
+
+def test_an_unknown_status_names_the_known(outputs):
+    with pytest.raises(EvsysError, match="closest: completed"):
+        select([], statuses=["complete"])
+
+
+# What people say
+
+
+def test_an_invalid_experiment_does_not_count_until_that_is_taken_back(outputs):
+    history = history_of(outputs, record("x"))
+    path, result = history.entries[0].record, history.entries[0].digest.result
+    before = path.read_bytes()
+    add_note(path, "invalid", "leaked", about=result)
+    entry = entry_of(outputs, "x")
+    assert (entry.status, entry.state, entry.counts) == ("invalid", "completed", False)
+    add_note(path, "valid", "", about=result)
+    assert entry_of(outputs, "x").counts
+    assert path.read_bytes() == before, "the machine's record is not touched"
+
+
+def test_a_note_holds_for_the_result_it_was_written_for(outputs):
+    entry = history_of(outputs, record("x", arm("a", 0.5))).entries[0]
+    add_note(entry.record, "invalid", "leaked", about=entry.digest.result)
+    write(outputs, record("x", arm("a", 0.5), day=9, seconds=77.0))
+    assert entry_of(outputs, "x").status == "invalid", "the same result, reported later"
+    write(outputs, record("x", arm("a", 0.6)))
+    again = entry_of(outputs, "x")
+    assert again.status == "completed" and again.notes.earlier == 1
+
+
+def test_a_torn_line_of_notes_costs_that_line_only(outputs):
+    entry = history_of(outputs, record("x")).entries[0]
+    add_note(entry.record, "conclusion", "first", about=entry.digest.result)
+    with open(notes_path(entry.record), "a") as file:
+        file.write('{"kind": "conclu')
+    add_note(entry.record, "conclusion", "second", about=entry.digest.result)
+    again = entry_of(outputs, "x")
+    assert [note.text for note in again.notes.conclusions] == ["first", "second"]
+    assert "1 of 3 lines cannot be read" in read_history(None, [outputs]).problems[0]
+
+
+def test_an_empty_note_is_refused(outputs):
+    with pytest.raises(EvsysError, match="empty"):
+        add_note(outputs / "x.experiment_result.json", "conclusion", "  ", about="")
+
+
+# Noise, ladder, dead ends
+
+
+def test_the_noise_floor_is_the_pooled_scatter_over_seeds():
+    # Variances 0.02 and 0.0002 with one degree of freedom each: sd = sqrt(0.0101); t(2) = 4.303.
+    entries = [_counting(record("x", arm("a", 0.4, 0.6), arm("b", 0.7, 0.72)))]
+    noise = tracks_of(entries)[0].noise
+    assert noise.seed_sd == pytest.approx(0.0101**0.5) and noise.degrees == 2
+    assert noise.floor(2, 2) == pytest.approx(4.303 * 0.0101**0.5)
+
+
+def test_without_repeated_seeds_the_intervals_over_tasks_stand_in():
+    noise = tracks_of([_counting(record("x", arm("a", 0.5)))])[0].noise
+    assert noise.seed_sd is None and noise.floor() == pytest.approx(0.1 * 2**0.5)
+    assert Noise().floor() is None
+
+
+def _counting(data: dict[str, Any]) -> Any:
+    from evsys_sdk.record.history import Entry
+
+    digest = digest_of(data)
+    return Entry(digest=digest, record=Path("x"), state=digest.status, when=float(data["ts"][8:10]))
+
+
+def outcomes(*records: dict[str, Any]) -> dict[str, str]:
+    [track] = tracks_of([_counting(data) for data in records])
+    return {rung.entry.name: rung.outcome for rung in (*track.rungs, *track.undecided, *track.dead_ends)}
+
+
+def test_a_rung_is_kept_when_it_beats_the_last_by_more_than_noise():
+    # Tasks' half-width 0.1: the floor is 0.141.
+    found = outcomes(
+        record("first", arm("a", 0.5), day=1),
+        record("bit_more", arm("a", 0.6), day=2),
+        record("much_more", arm("a", 0.7), day=3),
+        record("bit_less", arm("a", 0.6), day=4),
+        record("much_less", arm("a", 0.5), day=5),
+    )
+    assert found == {
+        "first": "first",
+        "bit_more": "within noise",
+        "much_more": "kept",
+        "bit_less": "no gain",
+        "much_less": "worse",
+    }
+
+
+def test_where_lower_is_better_the_ladder_goes_down():
+    found = outcomes(
+        record("first", arm("a", 0.5), day=1, metric="loss", mode="min"),
+        record("lower", arm("a", 0.3), day=2, metric="loss", mode="min"),
+        record("higher", arm("a", 0.9), day=3, metric="loss", mode="min"),
+    )
+    assert found == {"first": "first", "lower": "kept", "higher": "worse"}
+
+
+def test_scores_on_other_tasks_or_metrics_are_on_ladders_of_their_own():
+    tracks = tracks_of(
+        [
+            _counting(record("a", arm("a", 0.5))),
+            _counting(record("b", arm("a", 0.9), tasks="u" * 64)),
+            _counting(record("c", arm("a", 0.9), metric="mean_reward")),
+        ]
+    )
+    assert len(tracks) == 3 and all(len(track.rungs) == 1 for track in tracks)
+
+
+def test_test_scores_make_no_ladder(outputs):
+    history = history_of(outputs, record("x", split="test"), record("y", split="test", day=2))
+    [track] = tracks_of(history.entries)
+    assert track.is_test and not track.rungs
+    assert "test scores select nothing" in context_text(history, 1000)
+
+
+def test_a_winner_counts_with_the_score_to_expect_of_it():
+    [track] = tracks_of(
+        [_counting(record("x", arm("a", 0.5), arm("b", 0.9), best_arm="b", verdict={"winner": {"expected": 0.7}}))]
+    )
+    assert track.rungs[0].score == 0.7
+
+
+# The context
+
+
+def test_the_context_tells_what_the_next_experiment_needs(outputs):
+    history_of(
+        outputs,
+        record("first", arm("a", 0.5, lr=1e-3), day=1, hypothesis="A start."),
+        record("jump", arm("a", 0.8, lr=1e-2), day=2, hypothesis="A higher rate helps."),
+        record("worse", arm("a", 0.3, lr=1.0), day=3),
+        record("broken", arm("a", None, errors=("out of memory",)), day=4),
+        record("leaked", arm("a", 0.99, lr=1e-1), day=5),
+    )
+    begin(outputs, "killed")
+    leaked, jump = entry_of(outputs, "leaked"), entry_of(outputs, "jump")
+    add_note(leaked.record, "invalid", "tasks were in the rows", about=leaked.digest.result)
+    add_note(jump.record, "conclusion", "try 3e-2 next", about=jump.digest.result)
+    text = context_text(read_history(None, [outputs]), 4000)
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+    best = sections["Best so far, and how it was reached (newest first)"]
+    assert "0.800 (1 seed) jump, 2026-01-02; +0.300 (noise 0.141) by lr 0.001 -> 0.01" in best
+    assert "leaked" not in best
+    dead = sections["Dead ends (newest first)"]
+    assert "worse: worse, 0.300 against 0.800 of jump; lr 0.01 -> 1" in dead
+    assert "broken: every run failed: out of memory" in dead
+    assert "leaked: invalid, do not build on it: tasks were in the rows" in dead
+    assert "differ by less than 0.141" in sections["Noise floor"]
+    opened = sections["Open questions"]
+    assert "killed was interrupted" in opened and "jump, has one seed" in opened
+    assert "0.990" not in text, "an invalid score is nowhere to be built on"
+    assert "A higher rate helps. pass@1 0.800" in text and "concluded: try 3e-2 next" in text
+    assert "algorithm.params.lr: 0.01 (1, 0.800), 0.001 (1, 0.500), 1 (1, 0.300)" in text
+
+
+def test_an_empty_history_says_so():
+    assert "No experiment is known here yet" in context_text(History(), 400)
+
+
+@pytest.mark.parametrize("tokens", [400, 700, 4000, 20_000])
+def test_the_context_of_500_experiments_is_within_its_budget(many, tokens):
+    text = context_text(many, tokens)
+    plain = make_context(many, tokens)
+    printed = json.dumps(plain, indent=2, ensure_ascii=False)
+    assert count_tokens(text) <= tokens and count_tokens(printed) <= tokens
+    assert count_tokens(text) > 0.7 * tokens, "and uses it"
+    assert "500 experiments" in plain["sections"][0]["lines"][0]
+    assert plain["tokens"] <= plain["budget"] == tokens
+    shown = sum(len(section["lines"]) + section["left_out"] for section in plain["sections"][-1:])
+    assert shown == 500, "what does not fit is counted"
+
+
+def test_a_small_budget_still_has_the_best_and_the_noise(many):
+    text = context_text(many, 500)
+    best = tracks_of(many.entries)[0].rungs[-1]
+    assert f"{best.score:.3f} (2 seeds) {best.entry.name}" in text and "are not told apart" in text
+
+
+def test_a_budget_in_which_nothing_can_be_said_is_refused(many):
+    with pytest.raises(EvsysError, match="at least 400"):
+        context_text(many, 399)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> History:
+    """500 experiments with some of every state."""
+    outputs = tmp_path_factory.mktemp("many") / "outputs"
+    for number in range(500):
+        level = 0.3 + 0.6 * (number * 37 % 500) / 500
+        arms = [arm(f"n{number}_{rate:g}", level, level + 0.05, lr=rate, rank=number % 6) for rate in (1e-3, 1e-2)]
+        if number % 50 == 0:
+            arms = [arm(f"n{number}", None, errors=("out of memory",), lr=1e-3)]
+        facts = {"day": 1 + number % 28, "hypothesis": f"Idea {number} makes it better."}
+        write(outputs, record(f"exp_{number:03d}", *arms, **facts))
+    return read_history(None, [outputs])
+
+
+def test_no_section_is_starved_by_another():
+    long = Section(title="Long", lines=tuple(f"line {n} of many words" for n in range(100)))
+    short = Section(title="Short", lines=("the one that matters",))
+    kept = fit([long, short], 60, lambda found: "\n".join(line for section in found for line in section.lines))
+    assert kept[1].lines == short.lines and 0 < len(kept[0].lines) < 100
+    assert kept[0].left_out == 100 - len(kept[0].lines)

@@ -1,0 +1,127 @@
+"""What the scores of an experiment's arms come to, task by task."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsys_sdk.config.models import Metadata
+from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
+from evsys_sdk.running.verdicts import judge_experiment
+
+
+def _eval(rewards, *, split="val", name="t", step=None, metric="pass@1", error=None):
+    value = sum(rewards) / len(rewards) if rewards else None
+    score = Score(metric=metric, value=value, n_tasks=len(rewards), n_rollouts=len(rewards))
+    rollouts = [Rollout(task_id=f"task{index}", reward=float(reward)) for index, reward in enumerate(rewards)]
+    scores = [] if error else [score]
+    return EvalResult(name=name, split=split, scores=scores, step=step, rollouts=rollouts, error=error)
+
+
+def _run(*evals, status="completed", seed=1, error=None, **numbers):
+    metrics = {f"{e.split}/{e.name}/{s.metric}": s.value for e in evals if e.step != 0 for s in e.scores}
+    return RunResult(
+        run_id=f"x/{seed}", status=status, metrics={**metrics, **numbers}, error=error,
+        extras={"evals": list(evals), "seed": seed},
+    )  # fmt: skip
+
+
+def _judged(arms, metric="val.pass@1", mode="max", **metadata):
+    return judge_experiment(arms, Metadata(success_metric={"name": metric, "mode": mode}, **metadata))
+
+
+LOW, HIGH = [1, 0, 0, 0] * 25, [1, 1, 1, 0] * 25
+
+
+def test_an_arm_is_best_when_it_is_better_than_the_baseline_task_by_task():
+    found = _judged({"base": [_run(_eval(LOW))], "up": [_run(_eval(HIGH))]})
+    assert found.best_arm == "up"
+    [base, up] = found.data["verdict"]["arms"]
+    assert (base["mean"], up["mean"]) == (0.25, 0.75) and up["vs_baseline"]["n_tasks"] == 100
+    assert up["vs_baseline"]["low"] > 0.3 and "Best arm by val.pass@1: up" in found.lines[0]
+
+
+def test_the_higher_mean_alone_makes_no_best_arm():
+    slightly = [1, *HIGH[1:-1], 1]
+    found = _judged({"base": [_run(_eval(HIGH))], "up": [_run(_eval(slightly))]})
+    assert found.best_arm is None and "no arm beats the baseline" in found.lines[0]
+
+
+def test_the_baseline_arm_can_be_named_and_lower_can_be_better():
+    arms = {"slow": [_run(_eval(HIGH))], "quick": [_run(_eval(LOW))]}
+    assert _judged(arms, mode="min").best_arm == "quick"
+    named = _judged(arms, baseline_arm="quick")
+    assert named.best_arm == "slow" and named.data["verdict"]["baseline_arm"] == "quick"
+
+
+def test_failed_and_unscored_arms_are_never_ranked_and_say_why():
+    arms = {
+        "base": [_run(_eval(LOW))],
+        "up": [_run(_eval(HIGH))],
+        "crashed": [_run(_eval([1] * 100), status="failed", error="boom")],
+        "unscored": [_run(_eval([], error="no server"))],
+    }
+    found = _judged(arms)
+    assert found.best_arm == "up"
+    why = {arm["arm"]: arm["why_unranked"] for arm in found.data["verdict"]["arms"]}
+    assert why == {"base": None, "up": None, "crashed": "boom", "unscored": "no server"}
+
+
+def test_seeds_count_by_the_arms_mean_not_by_the_luckiest():
+    lucky = [_run(_eval([1] * 90 + [0] * 10), seed=1), _run(_eval([1] * 10 + [0] * 90), seed=2)]
+    steady = [_run(_eval([1] * 60 + [0] * 40), seed=1), _run(_eval([1] * 60 + [0] * 40), seed=2)]
+    found = _judged({"lucky": lucky, "steady": steady})
+    means = {arm["arm"]: arm["mean"] for arm in found.data["verdict"]["arms"]}
+    assert means == {"lucky": 0.5, "steady": 0.6} and found.data["verdict"]["winner"]["arm"] == "steady"
+
+
+def test_test_scores_select_nothing_unless_that_is_allowed_and_then_it_is_admitted():
+    arms = {"base": [_run(_eval(LOW, split="test"))], "up": [_run(_eval(HIGH, split="test"))]}
+    found = _judged(arms, "pass@1")
+    assert found.best_arm is None and "test scores do not select" in found.lines[0]
+    allowed = _judged(arms, "pass@1", allow_test_selection=True)
+    assert allowed.best_arm == "up" and "picked on test scores" in allowed.lines[0]
+
+
+def test_validation_comes_before_test():
+    arms = {
+        "base": [_run(_eval(LOW), _eval(HIGH, split="test"))],
+        "up": [_run(_eval(HIGH), _eval(LOW, split="test"))],
+    }
+    assert _judged(arms, "pass@1").best_arm == "up"
+
+
+def test_of_several_scores_those_of_the_weights_the_run_ended_with_count():
+    loop, final = _eval(HIGH, step=5), _eval(LOW)
+    run = _run(loop, final)
+    assert run.metrics == {"val/t/pass@1": 0.25}
+    assert _judged({"a": [run]}).data["verdict"]["arms"][0]["mean"] == 0.25
+
+
+def test_the_untrained_model_is_compared_with_too():
+    found = _judged({"a": [_run(_eval(LOW, step=0), _eval(HIGH))]})
+    assert found.best_arm == "a" and not any("nothing to compare" in line for line in found.lines)
+    compared = found.data["verdict"]["arms"][0]["vs_untrained"]
+    assert compared["verdict"] == "better" and compared["difference"] == 0.5
+
+
+def test_a_number_that_no_benchmark_measured_is_told_and_not_taken_for_proof():
+    found = _judged({"a": [_run(final_loss=2.0)], "b": [_run(final_loss=1.0)]}, "final_loss", "min")
+    assert found.best_arm is None
+    assert [arm["mean"] for arm in found.data["verdict"]["arms"]] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("direction", "at_least", "outcome"),
+    [("higher", 0.2, "supported"), ("lower", 0.0, "refuted"), ("higher", 0.5, "inconclusive")],
+)
+def test_a_prediction_is_judged(direction, at_least, outcome):
+    prediction = {"arm": "up", "vs": "base", "direction": direction, "at_least": at_least}
+    hypothesis = {"claim": "up is up", "prediction": prediction, "confidence": 0.8}
+    found = _judged({"base": [_run(_eval(LOW))], "up": [_run(_eval(HIGH))]}, hypothesis=hypothesis)
+    assert found.data["hypothesis_result"]["outcome"] == outcome
+    assert found.lines[0].startswith(f"The hypothesis is {outcome}: ")
+
+
+def test_without_a_success_metric_or_a_score_it_says_so():
+    assert "no success_metric" in judge_experiment({"a": [_run()]}, Metadata()).why_not
+    assert "no arm has a score for val.pass@1" in _judged({"a": [_run()]}).why_not
