@@ -31,6 +31,7 @@ BUILT_INS = (
     "evsys_sdk.record.callbacks",
     "evsys_sdk.record.local_logger",
     "evsys_sdk.record.evsys_logger",
+    "evsys_sdk.record.tracking_loggers",
     "evsys_sdk.verifiers.text",
     "evsys_sdk.verifiers.tools",
     "evsys_sdk.verifiers.values",

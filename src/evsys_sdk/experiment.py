@@ -34,6 +34,7 @@ from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
+from evsys_sdk.record.experiment_page import PageFacts, write_page
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import hold
 from evsys_sdk.record.run_record import eval_summary
@@ -284,6 +285,7 @@ class Experiment:
         except OSError as exc:
             raise EvsysError(f"the experiment's record could not be written to {path}: {exc.strerror}") from exc
         register_end(config, path, summary)
+        write_page(PageFacts.of(config, result, directory_name(config.name)))
 
 
 def record_path(output_dir: Path, name: str) -> Path:

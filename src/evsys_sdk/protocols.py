@@ -245,7 +245,8 @@ class Callback(Protocol):
     """Who wants to know? Every hook is optional; one that raises is reported and the others go on.
 
     Order: on_experiment_start, then per run on_run_start, on_train_start, (on_step, on_eval, on_checkpoint)*,
-    on_train_end, on_eval (final ones), on_run_end, and at last on_experiment_end.
+    on_train_end, on_eval (final ones), on_run_end, and at last on_experiment_end. A run that a search pauses ends as
+    `pruned`; if it goes on, it starts again and hears of its steps again, as after an interruption.
     """
 
     def on_experiment_start(self, experiment: Any) -> None: ...

@@ -115,10 +115,11 @@ def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:
     plan = bench.plan
     service, run = bench.service, plan.run
     renderer = None if service is None else renderer_for(run.model, service.get_tokenizer(), run.backend.kind)
-    front = partial(http_front, getattr(service, "context_length", None))
+    length = getattr(service, "context_length", None)
+    settings = LaneSettings(http_front=partial(http_front, length), context_length=length)
     scoring = Scoring(
         config=plan.experiment,
-        engine=RolloutEngine(grade=grade, settings=LaneSettings(http_front=front)),
+        engine=RolloutEngine(grade=grade, settings=settings),
         seed=plan.run.seed,
         max_tasks=plan.max_tasks,
         renderer=renderer,

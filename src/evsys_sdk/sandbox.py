@@ -2,9 +2,10 @@
 
 In: a command and files. Out: a `SandboxResult`. `run_sandboxed` is one command in a directory of its own; a `Sandbox`
 keeps its directories over many commands. No network, no host files but a read-only /usr, a uid that nobody else has,
-limits on memory, processes, files and time; whatever is started dies with the command. Where that cannot be had,
-`SandboxUnavailable` says so: nothing is ever run outside. The kernel is shared and there is no seccomp filter: right
-for the code of a model of your own, not for hostile strangers (e2b, daytona, modal for those).
+limits on memory, processes, files and time, no kernel keyrings; whatever is started dies with the command. Where that
+cannot be had, `SandboxUnavailable` says so: nothing is ever run outside. The kernel is shared, and of its calls only
+those of the keyrings are refused: right for the code of a model of your own, not for hostile strangers (e2b, daytona,
+modal for those).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.sandbox_launch import PATH, Launch, Limits, outer_command
+from evsys_sdk.sandbox_filter import keyring_filter
+from evsys_sdk.sandbox_launch import PATH, Launch, Limits, memory_file, outer_command
 from evsys_sdk.sandbox_uids import UidLease, hold
 
 HOME = "/app"
@@ -261,6 +263,8 @@ class Sandbox:
         args = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
         args += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
         args += ["--ro-bind", "/usr", "/usr", *_root_links(), "--proc", "/proc", "--dev", "/dev"]
+        if os.path.exists("/proc/keys"):  # it lists the host's
+            args += ["--ro-bind", "/dev/null", "/proc/keys"]
         # /dev is a tmpfs without a limit: nothing may be put there.
         args += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
         for name in OWN_ETC:
@@ -296,9 +300,12 @@ def why_unavailable() -> str | None:
 def _try_out() -> str | None:
     """What bubblewrap says when it cannot; None when it can."""
     jail = ["--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/usr", "/usr", *_root_links()]
-    with UidLease() as uid:
-        argv = [*outer_command(Limits(), uid, 10), *jail, "--proc", "/proc", "--dev", "/dev", "/bin/true"]
-        tried = subprocess.run(argv, capture_output=True, text=True, env={}, timeout=60, check=False)
+    with UidLease() as uid, memory_file(keyring_filter()) as refused:
+        jail += ["--proc", "/proc", "--dev", "/dev", "--seccomp", str(refused)]
+        argv = [*outer_command(Limits(), uid, 10), *jail, "/bin/true"]
+        tried = subprocess.run(
+            argv, capture_output=True, text=True, env={}, timeout=60, check=False, pass_fds=(refused,)
+        )
     if tried.returncode == 0:
         return None
     return (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from evsys_sdk.sandbox_filter import keyring_filter
+
 LAST_WORDS_SECONDS = 5.0
 """How long the output may take to come when the command is gone."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -69,12 +71,14 @@ class Launch:
             self._status_pipe, status = os.pipe2(os.O_CLOEXEC)
             opened.callback(os.close, self._status_pipe)
             os.set_blocking(self._status_pipe, False)
-            args = opened.enter_context(_memory_file([*inside, "--json-status-fd", str(status)]))
+            refused = opened.enter_context(memory_file(keyring_filter()))
+            words = [*inside, "--json-status-fd", str(status), "--seccomp", str(refused)]
+            args = opened.enter_context(memory_file(_arguments(words)))
             try:
                 process = self._process = await asyncio.create_subprocess_exec(
                     *outside, "--args", str(args), "--", *command,
                     stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                    env={}, cwd="/", pass_fds=(args, status),
+                    env={}, cwd="/", pass_fds=(args, status, refused),
                 )  # fmt: skip
             finally:
                 os.close(status)
@@ -109,13 +113,15 @@ class Launch:
         # The first process inside: with it the kernel ends all others, and only then bubblewrap itself returns.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(_inner_pid(self._status) or process.pid, signal.SIGKILL)
-        try:
-            async with asyncio.timeout(5):
-                await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        # Not process.wait(): it also waits for the pipes, which a half-made inside would hold open for ever.
+        pause, waited = 0.001, 0.0
+        while process.returncode is None:
+            await asyncio.sleep(pause)
+            waited, pause = waited + pause, min(pause * 2, 0.05)
+            if waited > 5:
+                kill_orphans(self.uid)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
 
     def _read_status(self) -> None:
         with contextlib.suppress(OSError):
@@ -136,13 +142,14 @@ def kill_orphans(uid: int) -> None:
         return
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if place.stat().st_uid == uid and _parent_of(place) == 1:
+            if _uid_and_parent(place) == (uid, 1):
                 os.kill(int(place.name), signal.SIGKILL)
 
 
-def _parent_of(place: Path) -> int:
-    lines = (place / "status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
+def _uid_and_parent(place: Path) -> tuple[int, int]:
+    # Not the owner of the folder in /proc: that is root while a process has privileges in a namespace of its own.
+    facts = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
+    return int(facts["Uid"].split()[0]), int(facts["PPid"])
 
 
 def outer_command(limits: Limits, uid: int, cpu_seconds: int) -> list[str]:
@@ -161,7 +168,8 @@ def outer_command(limits: Limits, uid: int, cpu_seconds: int) -> list[str]:
         _tool("prlimit"),
         *(f"--{key}={value}" for key, value in rules.items()),
     ]
-    return [*limited, _tool("setpriv"), *drop, "--no-new-privs", _tool("bwrap")]
+    # bubblewrap asks to die with its parent too, but not before it has begun.
+    return [*limited, _tool("setpriv"), *drop, "--no-new-privs", "--pdeathsig=KILL", _tool("bwrap")]
 
 
 def _threads_of(uid: int) -> int:
@@ -201,13 +209,18 @@ async def _head(pipe: asyncio.StreamReader, limit: int) -> str:
     return kept.decode(errors="replace")
 
 
-@contextmanager
-def _memory_file(words: Sequence[str]) -> Iterator[int]:
+def _arguments(words: Sequence[str]) -> bytes:
     """Words for `--args`: on the command line every process on the machine could read them."""
+    return b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
+
+
+@contextmanager
+def memory_file(content: bytes) -> Iterator[int]:
+    """An open handle on the content, for bubblewrap to read."""
     handle = os.memfd_create("evsys-sandbox")
     try:
         with os.fdopen(os.dup(handle), "wb") as file:
-            file.write(b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words))
+            file.write(content)
         os.lseek(handle, 0, os.SEEK_SET)
         yield handle
     finally:

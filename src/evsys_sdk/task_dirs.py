@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evsys_sdk.data_types import E2BVerifier, HarborTask, content_text, from_dict, to_dict
-from evsys_sdk.errors import DataError
+from evsys_sdk.errors import DataError, shorten
 
 CONFIG, INSTRUCTION = "task.toml", "instruction.md"
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
@@ -29,6 +30,10 @@ _PLAIN = {
     "environment.": {"build_timeout_sec", "cpus", "memory_mb", "storage_mb"},
 }
 """What a task.toml may say without needing an environment: limits, and the size of one that it does not use."""
+_TABLES = ("task", "metadata", "solution", "agent", "verifier", "environment")
+_SECONDS = ("timeout_sec", "build_timeout_sec")
+_VERSIONS = re.compile(r"1(\.\d+)?")
+"""What a later minor version adds is met as a key that is not known, and so as a need."""
 _LEFT_BEHIND = frozenset({".git", ".DS_Store", "__pycache__", ".pytest_cache", "Thumbs.db"})
 _REWARDS = "/logs/verifier/reward"
 _BY_EXIT_CODE = """#!/bin/bash
@@ -218,11 +223,36 @@ def _text(file: Path) -> str:
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{folder} is not a task directory: it has no {CONFIG}") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise DataError(f"{file}: {exc}") from exc
+    problems = list(_problems(config))
+    if problems:
+        raise DataError(f"{file}: {'; '.join(problems)}")
+    return config
+
+
+def _problems(config: dict[str, Any]) -> Iterator[str]:
+    """What of a task.toml is of the wrong kind; keys that are not known here are somebody else's."""
+    version = config.get("schema_version", "1.0")
+    if not isinstance(version, str) or not _VERSIONS.fullmatch(version):
+        yield f'schema_version = {version!r} is not known here; it is a text such as "1.0"'
+    tables = {name: config[name] for name in _TABLES if name in config}
+    yield from (f"{name} = {part!r} must be a table: [{name}]" for name, part in tables.items() if not _is_table(part))
+    steps = config.get("steps", [])
+    if not isinstance(steps, list) or not all(_is_table(step) and isinstance(step.get("name"), str) for step in steps):
+        yield f"steps = {shorten(repr(steps))} must be tables with a name each: [[steps]]"
+    for name, part in tables.items():
+        times = {key: value for key, value in part.items() if key in _SECONDS} if _is_table(part) else {}
+        for key, value in times.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                yield f"{name}.{key} = {value!r} must be a number of seconds above 0"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _instruction(config: dict[str, Any], folder: Path) -> str:

@@ -14,10 +14,17 @@ from evsys_sdk.registry import callbacks, list_callbacks, register_callback
 BUILT_INS = [name for name in list_callbacks() if callbacks.entries[name].origin.startswith("evsys_sdk.")]
 
 
+def build(name):
+    for module in getattr(callbacks.get(name), "requires", {}):
+        pytest.importorskip(module)
+    return callbacks.build(name, {})
+
+
 @pytest.fixture(autouse=True)
 def registry_as_before(monkeypatch, tmp_path):
     monkeypatch.setattr(callbacks, "entries", dict(callbacks.entries))
     monkeypatch.setenv("EVSYS_OFFLINE", "1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("EVSYS_LOG_DIR", str(tmp_path / "mirror"))
 
 
@@ -55,7 +62,7 @@ def test_the_names_of_the_documents_are_closed_to_projects():
 
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_callback_follows_arms_that_run_at_the_same_time(name, tmp_path):
-    told = CallbackList([(name, callbacks.build(name, {}))])
+    told = CallbackList([(name, build(name))])
     told.on_experiment_start(SimpleNamespace(name="exp"))
     runs = [context(tmp_path, f"r{number}") for number in range(3)]
     threads = [threading.Thread(target=play_run, args=(told, ctx)) for ctx in runs]
@@ -70,14 +77,14 @@ def test_a_callback_follows_arms_that_run_at_the_same_time(name, tmp_path):
 
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_callback_follows_a_run_without_an_experiment_around_it(name, tmp_path):
-    told = CallbackList([(name, callbacks.build(name, {}))])
+    told = CallbackList([(name, build(name))])
     play_run(told, context(tmp_path, "alone"))
     assert told.errors == []
 
 
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_callback_bears_a_run_that_fails_before_it_trains(name, tmp_path):
-    told = CallbackList([(name, callbacks.build(name, {}))])
+    told = CallbackList([(name, build(name))])
     told.on_experiment_start(SimpleNamespace(name="exp"))
     told.on_run_start(context(tmp_path, "r0"))
     told.on_experiment_end([RunResult(run_id=run_id, status="failed", error="x") for run_id in ("r0", "never")])

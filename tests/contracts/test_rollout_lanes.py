@@ -118,6 +118,10 @@ class Scenario(PolicyAgent):
         await self.ok(context)
         raise TimeoutError("a tool took too long")
 
+    async def inner_wait(self, context):
+        await self.ok(context)
+        await asyncio.wait_for(asyncio.sleep(3600), 0.01)
+
     async def nonzero_exit(self, context):
         await self.ok(context)
         raise NonZeroAgentExitCodeError("exit 2")
@@ -378,3 +382,18 @@ async def test_the_in_process_lane_refuses_by_name_and_the_router_sends_such_a_t
     with pytest.raises(EvsysError, match=named):
         await World("in_process").play("ok", task)
     assert lane_for(task) is trials.run and lane_for(TASK) is in_process.run
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(
+    ("scenario", "said"), [("inner_timeout", "a tool took too long"), ("inner_wait", "a TimeoutError of its own")]
+)
+async def test_a_time_out_of_the_agents_own_is_not_told_as_the_end_of_its_time(scenario, said, lane):
+    rollout = await World(lane).play(scenario)
+    assert rollout.status == "timeout" and said in rollout.error and "600" not in rollout.error
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_the_end_of_its_time_is_told_as_such(lane):
+    rollout = await World(lane, limits=BRIEF_AGENT).play("hangs")
+    assert f"timed out after {SHORT} seconds" in rollout.error

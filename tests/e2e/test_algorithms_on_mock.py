@@ -27,7 +27,7 @@ def run(project, minimal_run):
             model={"name": "mock", **(model or {})},
         )
         del block["eval"]
-        done = project.evsys("run", project.config(run=block, **changes), "--strict", "--json")
+        done = project.evsys("run", project.config(run=block, **changes), "--strict", "--json", "--fresh")
         assert done.returncode == 0, done.stderr
         return project.record(name)
 

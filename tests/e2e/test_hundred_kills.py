@@ -53,6 +53,8 @@ def _tree(folder: Path):
 
 
 def _records(file: Path, root: Path):
+    if file.suffix == ".png":
+        return hashlib.sha256(file.read_bytes()).hexdigest()
     text = file.read_text()
     if file.suffix == ".json":
         return _scrubbed(json.loads(text), root)

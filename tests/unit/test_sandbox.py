@@ -130,6 +130,49 @@ async def test_no_open_file_of_ours_is_inherited(tmp_path):
     assert " 2 -> " in result.stdout
 
 
+KEYRINGS = """
+import ctypes, platform
+kernel = ctypes.CDLL(None, use_errno=True).syscall
+ADD, CONTROL = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(platform.machine(), (0, 0))
+
+def add(name, secret):
+    return kernel(ADD, b"user", name, secret, len(secret), -3)
+
+def read(name):
+    found = ctypes.create_string_buffer(64)
+    kernel(CONTROL, 11, kernel(CONTROL, 10, -3, b"user", name, 0), found, 64)
+    return found.value.decode()
+"""
+KEY_THIEF = (
+    KEYRINGS + "print([read(b'of-host'), read(b'left'), add(b'left', b'LEFT')])\nprint(open('/proc/keys').read())"
+)
+KEY_OWNER = (
+    KEYRINGS
+    + """
+import asyncio, sys
+from evsys_sdk.sandbox import run_sandboxed
+kernel(CONTROL, 1, None)  # a session keyring of this process alone
+if not CONTROL or add(b"of-host", b"SECRET") < 0:
+    sys.exit("no keyrings")
+assert read(b"of-host") == "SECRET"
+for _ in range(2):
+    done = asyncio.run(run_sandboxed(["/usr/bin/python3", "thief.py"], files={"thief.py": sys.argv[1]}))
+    print(done.stdout, done.stderr)
+"""
+)
+
+
+@needs_bubblewrap
+@needs_python
+def test_keys_in_the_kernel_cannot_be_read_nor_left_for_the_next_sandbox():
+    owner = subprocess.run([sys.executable, "-c", KEY_OWNER, KEY_THIEF], capture_output=True, text=True, check=False)
+    if "no keyrings" in owner.stderr:
+        pytest.skip("this machine has no keyrings to steal from")
+    assert owner.returncode == 0, owner.stderr
+    assert owner.stdout.count("['', '', -1]") == 2
+    assert owner.stdout.count("PermissionError") == 2  # /proc/keys, which names them
+
+
 @needs_bubblewrap
 @needs_python
 async def test_a_fork_bomb_stays_small_and_is_gone_afterwards():

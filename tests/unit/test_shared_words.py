@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from evsys_sdk import atomic, logs
-from evsys_sdk.asyncs import run_async
+from evsys_sdk.asyncs import on_thread, run_async
 from evsys_sdk.errors import BackendError, DataError, EvsysError, MissingDependency, blame, closest, need, shorten
 
 
@@ -90,6 +93,34 @@ def test_log_level_comes_from_the_environment_and_logs_go_to_stderr(capsys):
 def test_an_unknown_log_level_is_refused_by_name():
     with pytest.raises(EvsysError, match="'loud' is not a log level"):
         logs.set_level("loud")
+
+
+async def test_what_plain_code_on_a_thread_returns_or_raises_comes_back():
+    async def leaves():
+        await on_thread(lambda: sys.exit(3))
+
+    assert await on_thread(lambda: 7) == 7
+    with pytest.raises(SystemExit, match="3"):
+        await leaves()
+
+
+async def test_plain_code_that_nobody_waits_for_any_more_is_ended():
+    begun, ended = threading.Event(), threading.Event()
+
+    def for_ever():
+        try:
+            begun.set()
+            while True:
+                time.sleep(0.001)
+        finally:
+            ended.set()
+
+    work = asyncio.create_task(on_thread(for_ever))
+    assert await asyncio.to_thread(begun.wait, 60)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert await asyncio.to_thread(ended.wait, 60)
 
 
 async def test_a_coroutine_runs_from_inside_a_running_loop():

@@ -137,3 +137,29 @@ def test_a_broken_directory_is_named(tmp_path, spoil, message):
     spoil(folder(tmp_path))
     with pytest.raises(DataError, match=message):
         read_tasks(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("agent = 3", "agent = 3 must be a table"),
+        ("metadata = 3", "metadata = 3 must be a table"),
+        ("steps = 3", "steps = 3 must be tables"),
+        ("steps = [3]", "must be tables with a name"),
+        ('[agent]\ntimeout_sec = "abc"', "agent.timeout_sec = 'abc' must be a number of seconds"),
+        ("[agent]\ntimeout_sec = -1", "agent.timeout_sec = -1 must"),
+        ("[verifier]\ntimeout_sec = nan", "verifier.timeout_sec = nan must"),
+        ("[environment]\nbuild_timeout_sec = true", "environment.build_timeout_sec = True must"),
+        ('schema_version = "9.9"', "schema_version = '9.9' is not known"),
+        ("schema_version = 1.0", "schema_version = 1.0 is not known"),
+    ],
+)
+def test_a_task_toml_that_says_what_cannot_be_is_refused_by_file_and_key(tmp_path, toml, said):
+    with pytest.raises(DataError) as refused:
+        read_task(folder(tmp_path, toml=toml))
+    assert str(refused.value).startswith(f"{tmp_path / 'hello' / 'task.toml'}: ") and said in str(refused.value)
+
+
+def test_all_that_is_wrong_with_a_task_toml_is_said_at_once(tmp_path):
+    with pytest.raises(DataError, match=r"verifier = 1 must.*agent\.timeout_sec = 0 must"):
+        read_task(folder(tmp_path, toml="verifier = 1\n[agent]\ntimeout_sec = 0"))

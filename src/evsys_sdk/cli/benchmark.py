@@ -71,7 +71,12 @@ def _add_scoring(run: Any) -> None:
     run.add_argument("--seed", type=int, help=f"of the sampling (default: {DEFAULT_SEED}); not with --inference")
     run.add_argument("--agent", metavar="AGENT", help="who works on the tasks: a registered name, or module:Class")
     run.add_argument(
-        "--agent-set", dest="agent_params", action="append", default=[], metavar="PARAM=VALUE", help="an agent's param"
+        "--agent-set",
+        dest="agent_params",
+        action="append",
+        default=[],
+        metavar="PARAM=VALUE",
+        help="an agent's param; {base_url} and {policy} stand for the model's address and its name there",
     )
     run.add_argument("--n-concurrent", type=positive, default=64, metavar="N", help="rollouts at once (default: 64)")
 

@@ -61,6 +61,7 @@ _FLOAT = re.compile(
 )
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
+_PLACEHOLDER = re.compile(r"\{\w+\}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -151,7 +152,9 @@ def parse_document(text: str, label: str = "config") -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as after `--set key=`."""
+    """One YAML value, as after `--set key=`; but a placeholder such as `{base_url}` is text, and no mapping."""
+    if _PLACEHOLDER.match(text):
+        return text
     return parse_document(text, "--set").data if text.strip() else ""
 
 

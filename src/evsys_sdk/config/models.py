@@ -512,8 +512,10 @@ class ExperimentConfig(Strict):
     @model_validator(mode="after")
     def _exactly_one(self) -> ExperimentConfig:
         given = [key for key in ("run", "runs", "matrix", "search") if getattr(self, key) is not None]
-        if given == ["run", "search"] and self.base_run is None:
-            return self  # the run is what the search begins with
+        if given == ["run", "search"]:
+            if self.base_run is not None:
+                raise ValueError("a search has one base, and found run and base_run; keep one")
+            return self
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise ValueError(f"exactly one of run, runs, matrix, search must be set; found {found}")

@@ -63,16 +63,18 @@ def judge_arms(
     alpha: float = ALPHA,
     margin: float | None = None,
     also: Sequence[tuple[str, str]] = (),
+    share: bool = True,
 ) -> Verdict:
     """Compare every arm with the baseline arm (the first, unless named) and with the untrained model.
 
     `also` names further pairs (arm, vs), for predictions; each is judged on its own, without Holm's correction.
+    `share=False`: values between 0 and 1 are no shares of anything, but dollars or seconds, say.
     """
     baseline = _checked(arms, baseline_arm)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
     start = fixed_table(UNTRAINED, untrained) if untrained else None
     others = {UNTRAINED: start, **tables} if start and start.tasks else tables
-    rules = _rules(others, tables.get(baseline), mode=mode, alpha=alpha, margin=margin)
+    rules = _rules(others, tables.get(baseline), mode=mode, alpha=alpha, margin=margin, share=share)
     to_baseline = _family(tables, tables.get(baseline), rules)
     to_untrained = _family(tables, start if start and start.tasks else None, rules)
     verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
@@ -106,9 +108,16 @@ def _checked(arms: Sequence[ArmScores], baseline_arm: str | None) -> str:
 
 
 def _rules(
-    tables: Mapping[str, ArmTable], baseline: ArmTable | None, *, mode: Mode, alpha: float, margin: float | None
+    tables: Mapping[str, ArmTable],
+    baseline: ArmTable | None,
+    *,
+    mode: Mode,
+    alpha: float,
+    margin: float | None,
+    share: bool,
 ) -> _Rules:
-    unit = all(float(table.values.min()) >= 0.0 and float(table.values.max()) <= 1.0 for table in tables.values())
+    bounds = [(float(table.values.min()), float(table.values.max())) for table in tables.values()]
+    unit = share and all(low >= 0.0 and high <= 1.0 for low, high in bounds)
     if margin is None:
         margin = MARGIN if unit or baseline is None else MARGIN * abs(float(baseline.values.mean()))
     pooled = pooled_spread(seed_spread(table.values) for table in tables.values())

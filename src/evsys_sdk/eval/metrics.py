@@ -255,6 +255,8 @@ def tokens_of(rollout: Rollout) -> int:
 class CostPerTask:
     """US dollars that one try at a task costs."""
 
+    share: ClassVar[bool] = False
+
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
         return _mean_per_task(rollouts, _cost_of)
 
@@ -270,6 +272,8 @@ def _cost_of(rollout: Rollout) -> float:
 class TimePerTask:
     """Seconds that one try at a task takes."""
 
+    share: ClassVar[bool] = False
+
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
         return _mean_per_task(rollouts, lambda rollout: rollout.seconds)
 
@@ -277,6 +281,8 @@ class TimePerTask:
 @register_metric("tokens_per_task", yields=True)
 class TokensPerTask:
     """Tokens that one try at a task reads and writes."""
+
+    share: ClassVar[bool] = False
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
         return _mean_per_task(rollouts, tokens_of)

@@ -20,6 +20,7 @@ DEFAULT_SYSTEM_NO_THINK = f"{DEFAULT_SYSTEM} /no_think"
 _THOUGHT = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _SLUG = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
+_OPEN = re.compile(r".*<answer>([^<]*)", re.DOTALL | re.IGNORECASE)
 _AROUND = " \t\r\n\"'`.*"
 
 
@@ -46,12 +47,16 @@ def qwen3_chat_template_prompt(
 def extract_predicted_slug(completion: str) -> str | None:
     """The identifier that a completion answers with, or None where none can be read.
 
-    What stands in `<answer>` tags comes first, then a tool call's name, then an answer of one line, then the last word
-    that looks like a slug (`GMAIL_SEND_EMAIL`). Thoughts are passed over, also one that never ends.
+    What stands in `<answer>` tags comes first, also in a tag that a stop sequence or the limit on tokens left open,
+    then a tool call's name, then an answer of one line, then the last word that looks like a slug (`GMAIL_SEND_EMAIL`).
+    Thoughts are passed over, also one that never ends.
     """
     said = _THOUGHT.sub("", completion).strip()
     if has_answer(said):
         return _plain(answer_in(said))
+    begun = _OPEN.match(said)
+    if begun and begun[1].strip():
+        return _plain(_first_line(begun[1]))
     calls = _CALL.findall(said)
     if calls:
         call = parsed_json(calls[-1])
@@ -60,6 +65,11 @@ def extract_predicted_slug(completion: str) -> str | None:
         return _plain(said)
     found = _SLUG.findall(said)
     return found[-1] if found else None
+
+
+def _first_line(text: str) -> str:
+    """What an answer that is not closed can mean: JSON over several lines as it is, else its first line."""
+    return text if parsed_json(text) is not None else text.strip().splitlines()[0]
 
 
 def _plain(text: str) -> str | None:

@@ -52,7 +52,7 @@ def score_one(name: str, metric: Any, tasks: Sequence[TaskScores]) -> Score:
             with blame(EvsysError, f"metric {name!r}"):
                 fold = as_metric(metric)
                 value = fold(tasks)
-            bounds = _interval(fold, tasks)
+            bounds = _interval(fold, tasks, is_share(metric))
         except Cancelled:
             raise
         except EvsysError as exc:
@@ -86,9 +86,14 @@ def why_invalid(tasks: Sequence[TaskScores], rollouts: Sequence[Rollout]) -> str
     return f"{reason}; the first: {first}" if reason and first else reason
 
 
-def _interval(fold: MetricFunction, tasks: Sequence[TaskScores]) -> Interval | None:
+def is_share(metric: Any) -> bool:
+    """Whether values of this metric between 0 and 1 are shares of something; dollars, say, are not."""
+    return bool(getattr(metric, "share", True))
+
+
+def _interval(fold: MetricFunction, tasks: Sequence[TaskScores], share: bool) -> Interval | None:
     try:
-        return interval(fold, tasks)
+        return interval(fold, tasks, share=share)
     except Cancelled:
         raise
     except Exception:  # a metric that works on all tasks but not on a part of them has a value and no interval

@@ -6,6 +6,7 @@ In: a `Verdict`. Out: lines of text that claim no more than it does.
 from __future__ import annotations
 
 from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Verdict, Winner
+from evsys_sdk.numbers import shown, span
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
@@ -28,18 +29,18 @@ def _headline(verdict: Verdict) -> str:
 
 def _winner_line(winner: Winner, n_arms: int) -> str:
     if n_arms < 2:
-        return f"{winner.arm} scored {winner.observed:.3f}."
-    seen = f"Top of {n_arms} arms: {winner.arm} with {winner.observed:.3f}"
-    expected = "" if winner.expected is None else f"; corrected for having been picked {winner.expected:.3f}"
+        return f"{winner.arm} scored {shown(winner.observed)}."
+    seen = f"Top of {n_arms} arms: {winner.arm} with {shown(winner.observed)}"
+    expected = "" if winner.expected is None else f"; corrected for having been picked {shown(winner.expected)}"
     rivals = f"; not told apart from it: {', '.join(winner.rivals)}" if winner.rivals else ""
-    return f"{seen}{expected}{_span(winner.low, winner.high)}{rivals}."
+    return f"{seen}{expected}{span(winner.low, winner.high)}{rivals}."
 
 
 def _arm_line(arm: ArmVerdict, verdict: Verdict) -> str:
     if arm.why_unranked:
         return f"{arm.arm}: not ranked ({arm.why_unranked})"
     counts = f"{_count(arm.n_tasks, 'task')}, {_count(arm.n_seeds, 'seed')}"
-    mean = f"{arm.arm}: {arm.mean:.3f}{_span(arm.low, arm.high)}, {counts}"
+    mean = f"{arm.arm}: {shown(arm.mean or 0.0)}{span(arm.low, arm.high)}, {counts}"
     parts = [f"{arm.verdict}, {_effect(arm.vs_baseline)}"] if arm.vs_baseline else []
     parts += ["the baseline"] if arm.arm == verdict.baseline_arm else []
     parts += [f"{arm.vs_untrained.verdict} against untrained, {_effect(arm.vs_untrained)}"] if arm.vs_untrained else []
@@ -51,17 +52,13 @@ def _effect(found: Comparison) -> str:
     """`+0.050 [+0.010, +0.090] to base, p 0.012 after Holm`."""
     if found.difference is None:
         return f"not compared with {found.vs}: {found.why}"
-    span = "" if found.low is None or found.high is None else f" [{found.low:+.3f}, {found.high:+.3f}]"
+    bounds = span(found.low, found.high, signed=True)
     p = "" if found.p_holm is None else f", p {_p(found.p_holm)} after Holm"
-    return f"{found.difference:+.3f}{span} to {found.vs}{p}"
+    return f"{shown(found.difference, signed=True)}{bounds} to {found.vs}{p}"
 
 
 def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _span(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 
 def _count(n: int, what: str) -> str:

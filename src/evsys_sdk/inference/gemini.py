@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import traceback
 from typing import Any
 
 from evsys_sdk.errors import BackendError
 from evsys_sdk.inference.asking import Completion, Question
 from evsys_sdk.inference.frontier import FrontierClient, Provider, whole
+from evsys_sdk.inference.patience import ErrorPage
 from evsys_sdk.inference.wording import image_in, joined, spoken, system_text, tools_of
 from evsys_sdk.registry import register_inference
 
@@ -32,7 +35,12 @@ class GeminiInference(FrontierClient):
 
     async def _send(self, client: Any, question: Question) -> Completion:
         contents, config = _request(question)
-        answer = await client.aio.models.generate_content(model=self.cfg.model, contents=contents, config=config)
+        try:
+            answer = await client.aio.models.generate_content(model=self.cfg.model, contents=contents, config=config)
+        except json.JSONDecodeError as exc:
+            if not _was_reading_an_error(exc):
+                raise
+            raise ErrorPage("an error whose text is not JSON") from exc
         if not answer.candidates:
             blocked = getattr(answer.prompt_feedback, "block_reason", None)
             raise BackendError(f"gemini ({self.cfg.model}) gave no answer; the reason it names: {blocked or 'none'}")
@@ -48,6 +56,11 @@ class GeminiInference(FrontierClient):
             output_tokens=usage and (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0),
             stop_reason=candidate.finish_reason and candidate.finish_reason.value,
         )
+
+
+def _was_reading_an_error(exc: Exception) -> bool:
+    """Whether the SDK stumbled over an error's text, and not over an answer's; nothing else of it tells them apart."""
+    return any(frame.name == "raise_for_async_response" for frame in traceback.extract_tb(exc.__traceback__))
 
 
 def _request(question: Question) -> tuple[list[dict[str, Any]], dict[str, Any]]:

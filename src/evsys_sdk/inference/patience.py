@@ -1,8 +1,9 @@
 """Ask a provider until it answers, for a bounded time.
 
 In: a call that may fail. Out: its result and how often it was tried, or one of our errors. What is worth another try
-(429, 408, 5xx, no connection, no answer in time) and how long to wait is decided here: as long as the provider asks
-for (`Retry-After`), else twice as long each time. A provider that asks for more than the bound is given up at once.
+(429, 408, 5xx, no connection or a lost one, no answer in time) and how long to wait is decided here: as long as the
+provider asks for (`Retry-After`), else twice as long each time. A provider that asks for more than the bound is given
+up at once.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from typing import Any
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, EvsysError, shorten
 
 FIRST_PAUSE_SECONDS = 0.5
-NETWORK_ERRORS = {"APIConnectionError", "TransportError", "ClientConnectionError"}
-"""What the SDKs and their libraries (httpx, httpx2, aiohttp) raise when there is no answer; known by name, as not all
-of them are installed."""
+NETWORK_ERRORS = {"APIConnectionError", "TransportError", "ClientConnectionError", "ClientPayloadError"}
+"""What the SDKs and their libraries (httpx, httpx2, aiohttp) raise when there is no answer, or half of one; known by
+name, as not all of them are installed."""
+
+
+class ErrorPage(Exception):
+    """A provider, or a proxy before it, answered with an error whose text its SDK could not read, losing the status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,8 @@ def read_failure(exc: Exception, timeout_seconds: float) -> Failure:
     names = {cls.__name__ for cls in type(exc).__mro__}
     if isinstance(exc, TimeoutError) or names & {"APITimeoutError", "TimeoutException"}:
         return Failure(reason=f"no answer within {timeout_seconds:g} s", transient=True)
+    if isinstance(exc, ErrorPage):
+        return Failure(reason=str(exc), transient=True)
     status = getattr(exc, "status_code", None) or getattr(exc, "code", None)
     if isinstance(status, int) and status >= 400:
         return _status_failure(exc, status)

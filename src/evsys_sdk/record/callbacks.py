@@ -190,8 +190,15 @@ class CsvMetrics:
         step = "" if result.step is None else result.step
         self._add(ctx, {"step": step, **eval_metrics(result)})
 
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
+        with self._lock:  # a run that goes on after a pause writes a file of its own
+            self._columns.pop(self._path(ctx), None)
+
+    def _path(self, ctx: RunContext) -> Path:
+        return ctx.output_dir / "logs" / self.cfg.file_name
+
     def _add(self, ctx: RunContext, row: dict[str, Any]) -> None:
-        path = ctx.output_dir / "logs" / self.cfg.file_name
+        path = self._path(ctx)
         with self._lock:  # an eval may report while a step does
             columns = self._columns.get(path) or _csv_columns(path)
             fresh = [name for name in row if name not in columns]

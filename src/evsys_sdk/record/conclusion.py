@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from evsys_sdk.numbers import shown, span
 from evsys_sdk.protocols import EvalResult, RunResult, RunStatus, Score
 from evsys_sdk.record.leakage import leakage_lines
 
@@ -226,7 +227,7 @@ def _score_text(result: EvalResult, score: Score | None) -> str:
     if score is None:
         return f"{where}: not scored ({result.error})"
     if score.value is None:
-        return f"{where} {score.metric}: not valid ({score.error})"
+        return f"{where} {score.metric}: not valid ({result.error or score.error})"
     return f"{where} {score.metric} = {_value(score)}, {_counts(score)}"
 
 
@@ -267,5 +268,4 @@ def _compared(untrained: tuple[EvalResult, Score | None] | None) -> str:
 def _value(score: Score) -> str:
     if score.value is None:
         return "not valid"
-    interval = f" [{score.low:.3f}, {score.high:.3f}]" if score.low is not None and score.high is not None else ""
-    return f"{score.value:.3f}{interval}"
+    return shown(score.value) + span(score.low, score.high)

@@ -188,7 +188,8 @@ def _questions_of(entry: Entry) -> Iterator[str]:
         yield f"{entry.name}: undecided against the baseline: {each}"
     if digest.outcome == "inconclusive":
         yield f"{entry.name}: inconclusive{_asks(digest)}"
-    unscored = [arm for arm in digest.arms if not arm.scores and digest.metric]
+    # What a search left behind is an answer, and no question.
+    unscored = [arm for arm in digest.arms if not arm.scores and digest.metric and set(arm.statuses) != {"pruned"}]
     if unscored and digest.scored:
         why = unscored[0].error or unscored[0].why_unranked or "no score"
         yield f"{entry.name}: not scored: {_names(unscored)} ({shorten(why, LONGEST_ERROR)})"

@@ -23,7 +23,7 @@ from evsys_sdk.record.digest import VERSION, Digest, from_plain, to_plain
 INDEX_FILE = "experiments.sqlite"
 SCHEMA = """CREATE TABLE IF NOT EXISTS experiments (
     record TEXT PRIMARY KEY, started REAL, plan TEXT, stamp TEXT, digest TEXT)"""
-WAIT_SECONDS = 2.0
+WAIT_SECONDS = 5.0
 """For another process that is writing; after that a run goes on unregistered."""
 
 

@@ -166,6 +166,10 @@ class TensorBoardLogStore:
     def log_artifact(self, name: str, path: str) -> None:
         self._add([_text_summary(f"artifacts/{name}", str(path))], step=0)
 
+    def log_text(self, name: str, text: str) -> None:
+        """A text under a name of its own, beside the numbers."""
+        self._add([_text_summary(name, text)], step=0)
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -34,8 +34,8 @@ class Found:
 def look_up(ref: str, history: History) -> Found:
     """By path of its record, journal or folder; by name; or by the only name that begins so."""
     names = newest_by_name(history.entries)
-    is_path = "/" in ref or ref.endswith((EXPERIMENT_RESULT_FILE, JOURNAL_FILE)) or ref in (".", "..")
-    if is_path and ref not in names:
+    begins = bool(ref) and any(name.startswith(ref) for name in names)
+    if not begins and ("/" in ref or (ref and Path(ref).exists())):
         return Found(entry=_at(Path(ref)))
     if ref not in names:
         ref = _only_prefix(ref, names)

@@ -123,7 +123,7 @@ class RunRecord:
                     "data": self.data,
                     "benchmarks": [
                         {"name": label, "sha256": found.sha256, "tasks": len(found.tasks)}
-                        for label, found in self.benchmarks.items()
+                        for label, found in sorted(self.benchmarks.items())
                     ],
                 },
                 "started": _clock(self.started),

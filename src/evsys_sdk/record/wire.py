@@ -27,7 +27,7 @@ PROJECT_HEADER = "X-Evsys-Project"
 MAX_BATCH_LINES = 2000
 MAX_BATCH_BYTES = 2 * 1024 * 1024
 
-Status = Literal["running", "completed", "failed", "cancelled"]
+Status = Literal["running", "completed", "failed", "cancelled", "pruned"]
 Method = Literal["POST", "PATCH"]
 JsonDict = dict[str, Any]
 

@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from pydantic import Field, TypeAdapter, validate_call
 
 from evsys_sdk.answers import parsed_json
+from evsys_sdk.asyncs import on_thread
 from evsys_sdk.config.models import Params
 from evsys_sdk.data_types import content_text, with_tools
 from evsys_sdk.errors import FOREIGN, DataError, EvsysError, blame, not_known
@@ -43,6 +45,8 @@ class Chat:
         tools: list[str] = Field(default_factory=list)
         """Where the functions are that the model may call: `my_project.tools.search`; `bash` runs in the task's
         environment."""
+        bash_output_chars: int = Field(default=20_000, ge=100)
+        """How much of what a command prints `bash` shows; of more, the beginning and the end."""
 
     import_path_of_agent = "evsys_sdk.rollout.chat_agent:ChatAgent"
     """The class itself needs harbor, and names are listed without it."""
@@ -87,6 +91,12 @@ class Tool:
     parameters: dict[str, Any]
     """JSON schema of its arguments."""
     call: Callable[..., Any]
+    on_loop: bool = False
+    """`async def`: it runs on the event loop. A plain function would stop everybody else there, so it gets a thread."""
+
+    async def answer(self, arguments: dict[str, Any]) -> Any:
+        said = self.call(**arguments) if self.on_loop else await on_thread(lambda: self.call(**arguments))
+        return await said if inspect.isawaitable(said) else said
 
     def described(self) -> dict[str, Any]:
         """As chat templates want it."""
@@ -114,17 +124,24 @@ def tool_of(function: Callable[..., Any]) -> Tool:
         schema = adapter.json_schema()
         checked = validate_call(function)
     schema.setdefault("properties", {})
-    return Tool(name=function.__name__, description=inspect.getdoc(function) or "", parameters=schema, call=checked)
+    return Tool(
+        name=function.__name__,
+        description=inspect.getdoc(function) or "",
+        parameters=schema,
+        call=checked,
+        on_loop=inspect.iscoroutinefunction(function),
+    )
 
 
 def begin_chat(renderer: Renderer, messages: Messages, tools: Sequence[Tool]) -> History:
     """A chat in which the model is told of its tools: by the template, or in words where that has no place for them."""
+    if not tools:
+        return History(renderer, messages)
     described = [tool.described() for tool in tools]
-    try:
-        return History(renderer, with_tools(messages, {"tools": described}))
-    except DataError:
-        if not tools:
-            raise
+    with suppress(DataError):  # some templates refuse tools, and others pass over them in silence
+        shown = History(renderer, with_tools(messages, {"tools": described}))
+        if shown.prompt != renderer.prompt(messages):
+            return shown
     offer = _OFFER.format(tools="\n".join(json.dumps(one["function"]) for one in described))
     first, rest = (messages[0], messages[1:]) if messages[0]["role"] == "system" else ({"content": ""}, messages)
     told = f"{content_text(first['content'])}\n\n{offer}".strip()
@@ -163,8 +180,7 @@ async def _answer(name: str, arguments: Any, tools: dict[str, Tool]) -> str:
     if not isinstance(arguments, dict):
         return "error: `arguments` must be a JSON object"
     try:
-        said = tools[name].call(**arguments)
-        said = await said if inspect.isawaitable(said) else said
+        said = await tools[name].answer(arguments)
     except FOREIGN as exc:
         return f"error: {type(exc).__name__}: {exc}"
     return said if isinstance(said, str) else json.dumps(said, default=str)

@@ -53,7 +53,8 @@ class ChatAgent(PolicyAgent):
         return "evsys-chat"
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        tools = {tool.name: tool for tool in (_tool(name, environment) for name in self.options.tools)}
+        shown = self.options.bash_output_chars
+        tools = {tool.name: tool for tool in (_tool(name, environment, shown) for name in self.options.tools)}
         history = begin_chat(self.policy.renderer, self._messages(instruction), list(tools.values()))
         try:
             for number in range(1, self.options.max_turns + 1):
@@ -61,7 +62,9 @@ class ChatAgent(PolicyAgent):
                 calls = calls_in(turn.text) if tools else []
                 if not calls or number == self.options.max_turns:
                     break
-                history.add(turn, *await answer_calls(calls, tools))
+                with self.policy.waiting_for(f"a tool: {', '.join(name for name, _ in calls if name)}"):
+                    answers = await answer_calls(calls, tools)
+                history.add(turn, *answers)
         finally:
             tell(self.policy, context)
         await self._leave_answer(environment)
@@ -99,14 +102,23 @@ def tell(policy: Policy, context: AgentContext) -> None:
     context.n_output_tokens = sum(len(turn.completion_tokens) for turn in turns)
 
 
-def _tool(name: str, environment: BaseEnvironment) -> Tool:
+def _tool(name: str, environment: BaseEnvironment, shown_chars: int) -> Tool:
     if name != BASH:
         return tool_at(name)
 
     async def bash(command: str) -> str:
         """Run a shell command and see what it prints."""
         done = await environment.exec(command, timeout_sec=60)
-        shown = "\n".join(part for part in (done.stdout, done.stderr) if part)
+        shown = _cut("\n".join(part for part in (done.stdout, done.stderr) if part), shown_chars)
         return f"{shown}\n[exit code {done.return_code}]" if done.return_code else shown
 
     return tool_of(bash)
+
+
+def _cut(text: str, limit: int) -> str:
+    """The beginning and the end of what is too long to read."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    tail = limit - head
+    return f"{text[:head]}\n[... {len(text) - limit} characters are left out here ...]\n{text[-tail:]}"

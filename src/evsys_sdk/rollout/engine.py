@@ -33,8 +33,8 @@ from evsys_sdk.rollout.single_turn import Asked, broken, roll_task
 from evsys_sdk.surface import SamplingClient, SamplingParams, derive_seed
 from evsys_sdk.task_dirs import has_own_tests, needs_of
 
-CHAT = AgentSpec(kind="chat")
-"""Who works on a task that needs an environment when nobody else is named."""
+IN_THE_ENVIRONMENT = AgentSpec(kind="chat", params={"max_turns": 20, "tools": ["bash"]})
+"""Who works on a task that needs an environment when nobody else is named: a chat that can act there."""
 
 
 def refusal(task: HarborTask) -> str | None:
@@ -140,7 +140,7 @@ class RolloutEngine:
         if worker is None and not needs_of(task):
             return await self._answer(task, asked, finished)
         try:
-            worker = worker or find_agent(CHAT)
+            worker = worker or find_agent(IN_THE_ENVIRONMENT)
         except STOPS:
             raise
         except Exception as exc:
@@ -192,6 +192,7 @@ class RolloutEngine:
                 renderer=asked.renderer,
                 sampling=replace(asked.sampling, seed=seed),
                 patience=self.patience,
+                context_length=self.settings.context_length,
             )
             with live(policy), _addressed(worker, policy, front) as agent:
                 job = Job(

@@ -39,9 +39,11 @@ from evsys_sdk.rollout.lanes import (
     Phase,
     is_being_cancelled,
     is_retried,
+    own_timeout,
     turns_of,
     usage_of,
 )
+from evsys_sdk.rollout.scratch import Scratch
 from evsys_sdk.task_dirs import needs_of
 
 
@@ -166,11 +168,11 @@ class _Try:
 
 
 async def _within(work: Coroutine[Any, Any, Any], seconds: float, error: type[Exception], what: str) -> Any:
-    # As in harbor, a timeout that the work itself raises is the same as ours; a sampler's never gets here.
+    # As in harbor, a timeout that the work itself raises ends like ours; a sampler's never gets here.
     try:
         return await within(work, seconds)
     except TimeoutError as exc:
-        raise error(f"{what} timed out after {seconds} seconds") from exc
+        raise error(own_timeout(exc) or f"{what} timed out after {seconds} seconds") from exc
 
 
 def _is_empty(context: Any) -> bool:
@@ -182,19 +184,19 @@ class _Shelf:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.root = tempfile.mkdtemp(prefix="evsys-agents-")
+        self.root = Scratch("evsys-agents-")
         self.free: list[Path] = []
         atexit.register(self.clear)
 
     def clear(self) -> None:
         if os.getpid() == self.pid:  # a fork's end is not ours
-            shutil.rmtree(self.root, ignore_errors=True)
+            self.root.remove()
 
     def take(self) -> Path:
         try:
             return self.free.pop()
         except IndexError:
-            return Path(tempfile.mkdtemp(dir=self.root))
+            return Path(tempfile.mkdtemp(dir=self.root.path))
 
     def give_back(self, path: Path) -> None:
         if os.listdir(path):

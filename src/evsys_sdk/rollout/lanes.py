@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -99,6 +100,8 @@ class LaneSettings:
     on_event: Callable[[RolloutEvent], Awaitable[None]] | None = None
     http_front: Callable[[], AbstractAsyncContextManager[HttpFront]] | None = None
     """Opens an endpoint for agents whose params say `{base_url}`."""
+    context_length: int | None = None
+    """Of the model, where it is known: an agent that asks with more has made a mistake, and the sampler has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +162,19 @@ def is_retried(failure: Failure | None) -> bool:
     return failure is not None and failure.type in INFRASTRUCTURE and failure.type not in NEVER_RETRIED
 
 
+_AROUND_THE_WORK = ("asyncio.", "harbor.trial.", "evsys_sdk.asyncs", "evsys_sdk.rollout.in_process")
+
+
+def own_timeout(error: BaseException | None) -> str | None:
+    """What a TimeoutError says that came out of the work itself; None where the limit around the work ran out."""
+    if not isinstance(error, TimeoutError):
+        return None
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if all(module.startswith(_AROUND_THE_WORK) for module in modules):
+        return None
+    return f"it raised a {type(error).__name__} of its own: {error}".rstrip(": ")
+
+
 def is_being_cancelled() -> bool:
     """Whether somebody wants this rollout to stop, and not merely the agent cancelled something of its own."""
     task = asyncio.current_task()
@@ -187,9 +203,9 @@ def rollout_of(job: Job, outcome: Outcome, seconds: float) -> Rollout:
     )
 
 
-def _sentence(failure: Failure, waiting: bool) -> str:
+def _sentence(failure: Failure, waiting: str) -> str:
     where = "the agent's setup" if failure.phase == "setup" else f"the {failure.phase}"
-    meanwhile = " (it was waiting for the model)" if waiting and failure.type == AGENT_TIMEOUT else ""
+    meanwhile = f" (it was waiting for {waiting})" if waiting and failure.type == AGENT_TIMEOUT else ""
     return f"{where}: {failure.type}: {failure.message}".rstrip(": ") + meanwhile
 
 

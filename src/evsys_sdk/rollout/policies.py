@@ -4,7 +4,8 @@ In: a sampler, a renderer and sampling params, for one rollout. Out: completions
 the exact tokens read and written. Agents are described by plain JSON, so they are handed a name and look the policy up
 here.
 
-What the sampler does wrong is not the agent's doing: time-outs and lost connections are tried again, and in the end
+A prompt that does not fit into the model's context is the agent's doing, and `ContextTooLong` tells it so. What the
+sampler does wrong is not the agent's doing: time-outs and lost connections are tried again, and in the end
 raised as `BackendUnavailable`, which no time limit can be mistaken for. An agent that swallows it changes nothing: the
 policy remembers that its last word failed.
 """
@@ -83,6 +84,10 @@ def say(exc: BaseException) -> str:
     return str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
 
 
+class ContextTooLong(EvsysError):
+    """An agent asked the model with more than it can read."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Policy:
     """The model under training, for one rollout; it writes down what is said."""
@@ -101,8 +106,10 @@ class Policy:
     """Of the last turn."""
     failure: str | None = None
     """Why the sampler's last call failed for good; None after one that worked."""
-    waiting: bool = False
-    """A call to the sampler is under way, or was when the rollout was stopped."""
+    waiting: str = ""
+    """Whom the agent is waiting for, or was when the rollout was stopped."""
+    context_length: int | None = None
+    """Tokens that prompt and completion may have together, where that is known."""
     answer: str | None = None
     """What the agent gives as its answer, where that is not simply what the model said last."""
     calls: int = 0
@@ -110,7 +117,7 @@ class Policy:
 
     def begin_again(self) -> None:
         """Forget what was said: another try at the task begins, and draws what the first would have drawn."""
-        self.turns, self.calls, self.waiting = [], 0, False
+        self.turns, self.calls, self.waiting = [], 0, ""
         self.stop_reason = self.failure = self.answer = None
 
     async def complete(self, messages: Messages, **changes: object) -> Turn:
@@ -128,19 +135,44 @@ class Policy:
 
     async def _sequence(self, prompt: list[int], changes: dict[str, object]) -> SampledSequence:
         seed = derive_seed(self.sampling.seed, "turn", self.calls)
-        params = replace(self.sampling, seed=seed, **changes)  # type: ignore[arg-type]
+        params = self._fitting(prompt, replace(self.sampling, seed=seed, **changes))  # type: ignore[arg-type]
         self.calls += 1
-        self.waiting = True
         try:
-            output = await sample(self.sampler, prompt, 1, params, self.patience)
+            with self.waiting_for("the model"):
+                output = await sample(self.sampler, prompt, 1, params, self.patience)
             sequence = checked(_first(output))
         except Cancelled:
             raise
         except Exception as exc:
-            self.failure, self.waiting = say(exc), False
+            self.failure = say(exc)
             raise BackendUnavailable(self.failure) from exc
-        self.failure, self.waiting = None, False
+        self.failure = None
         return sequence
+
+    def _fitting(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
+        """The params, with no more tokens to write than there is room for."""
+        if self.context_length is None:
+            return params
+        room = self.context_length - len(prompt)
+        if room < 1:
+            raise ContextTooLong(
+                f"the prompt has {len(prompt)} tokens, and the model's context length is {self.context_length}: "
+                "shorten what the model is shown, or let it take fewer turns"
+            )
+        return replace(params, max_tokens=min(params.max_tokens, room))
+
+    @contextmanager
+    def waiting_for(self, whom: str) -> Iterator[None]:
+        """Note whom the agent waits for; the note stays when the rollout is stopped meanwhile."""
+        self.waiting = whom
+        try:
+            yield
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self.waiting = ""
+            raise
+        self.waiting = ""
 
     @property
     def final_answer(self) -> str:

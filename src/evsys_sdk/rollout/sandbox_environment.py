@@ -2,14 +2,17 @@
 
 In: a task's `environment/`. Out: what harbor asks of an environment. There is no network, there is one user, and a
 process lives no longer than the command that started it, so nothing an agent left behind can touch the verifier's
-files. Where there can be no sandbox the trial fails with the sentence that says so; nothing runs outside.
+files. Whatever an agent did to its folders, the tests run and say what it is worth. Where there can be no sandbox the
+trial fails with the sentence that says so; nothing runs outside.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import stat
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,15 +21,30 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.models.trial.paths import EnvironmentPaths
 
 from evsys_sdk.dockerfile import INSTEAD, SYSTEM, Step, missing_packages, steps_of, top_folder
-from evsys_sdk.errors import DataError, shorten
+from evsys_sdk.errors import DataError, EvsysError, shorten
 from evsys_sdk.rollout.environment_checks import files_problem
-from evsys_sdk.sandbox import HOME, Limits, Sandbox
+from evsys_sdk.sandbox import HOME, Limits, Sandbox, SandboxError
 
 PATHS = EnvironmentPaths()
 KEPT = (HOME, "/logs", "/tests", "/solution", "/harbor", "/root", "/home", "/workspace", "/tmp")
 """Top-level folders that outlive a command, besides those that the task itself names."""
+NO_SESSION = (
+    "in the local sandbox a process lives no longer than the command that started it, so no tmux session can be kept: "
+    "use the agent `chat` with the tool `bash`, or another environment (docker, e2b)"
+)
 DEFAULT_SECONDS = 3600.0
 """For a command without a time limit of its own."""
+_ENTER = 'cd -- "$1" || cd /; exec /bin/bash -c "$2"'
+"""A working directory that the agent has closed or removed is no reason not to run a command."""
+_MAKE_ROOM = """chmod -R u+rwX {logs} {tests}
+rm -rf {verifier} && mkdir {verifier}
+find {tests} ! -type d ! -type f -delete
+for name in {names}; do if [ -d "$name" ]; then rm -rf "$name"; fi; done
+"""
+
+
+class EnvironmentDamaged(EvsysError):
+    """A file cannot be put where it belongs, because of what the agent has put there."""
 
 
 class SandboxEnvironment(BaseEnvironment):
@@ -123,10 +141,12 @@ class SandboxEnvironment(BaseEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         """Run a command; there is one user inside, whichever is asked for."""
+        if _leaves_a_session(command):
+            return ExecResult(stdout="", stderr=NO_SESSION, return_code=1)
         variables = {**self.variables, **(self._merge_env(env) or {})}
         done = await self._open.run(
-            ["/bin/bash", "-c", command],
-            cwd=cwd or self.workdir,
+            ["/bin/bash", "-c", _ENTER, "bash", cwd or self.workdir, command],
+            cwd="/",
             env=variables,
             timeout_seconds=timeout_sec or DEFAULT_SECONDS,
         )
@@ -136,15 +156,25 @@ class SandboxEnvironment(BaseEnvironment):
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         source = Path(source_path)
         mode = stat.S_IMODE(source.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR
-        await asyncio.to_thread(self._open.write, self._inside(target_path), source.read_bytes(), mode=mode)
+        try:
+            await asyncio.to_thread(self._open.write, self._inside(target_path), source.read_bytes(), mode=mode)
+        except SandboxError as exc:
+            raise EnvironmentDamaged(str(exc)) from exc
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        if PurePosixPath(target_dir) == PATHS.tests_dir:
-            # The verifier is about to run, and no process of the agent is alive: a reward that lies there is forged.
-            await self.exec(f"find {PATHS.verifier_dir} -mindepth 1 -delete", cwd="/")
         source = Path(source_dir)
-        for file in sorted(path for path in source.rglob("*") if path.is_file()):
-            await self.upload_file(file, str(PurePosixPath(target_dir, file.relative_to(source).as_posix())))
+        files = sorted(path for path in source.rglob("*") if path.is_file())
+        targets = {file: str(PurePosixPath(target_dir, file.relative_to(source).as_posix())) for file in files}
+        if PurePosixPath(target_dir) == PATHS.tests_dir:
+            await self._make_room(targets.values())
+        for file, target in targets.items():
+            await self.upload_file(file, target)
+
+    async def _make_room(self, names: Iterable[str]) -> None:
+        """The verifier is about to run, and no process of the agent is alive: a reward that lies there is forged, and
+        what stands in the way of the tests is the agent's."""
+        places = {"logs": PATHS.logs_dir, "tests": PATHS.tests_dir, "verifier": PATHS.verifier_dir}
+        await self.exec(_MAKE_ROOM.format(names=shlex.join(names), **places), cwd="/")
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         target = Path(target_path)
@@ -165,3 +195,9 @@ class SandboxEnvironment(BaseEnvironment):
         if self.box is None:
             raise RuntimeError("this environment is not running")
         return self.box
+
+
+def _leaves_a_session(command: str) -> bool:
+    """Whether it starts tmux for later commands (harbor's terminus agents do); within one command a session works."""
+    calls = re.findall(r"\btmux\s+([a-z-]+)", command)
+    return calls == ["new-session"] and re.search(r"\s-d\s", command) is not None

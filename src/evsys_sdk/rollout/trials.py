@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import sys
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from harbor.verifier.base import BaseVerifier
 
 from evsys_sdk.errors import FOREIGN, BackendUnavailable, VerifierFailed
 from evsys_sdk.rollout.lanes import (
+    AGENT_TIMEOUT,
     INFRASTRUCTURE,
     NEVER_RETRIED,
     STOPS,
@@ -34,23 +33,37 @@ from evsys_sdk.rollout.lanes import (
     Outcome,
     Phase,
     is_being_cancelled,
+    own_timeout,
     turns_of,
     usage_of,
 )
+from evsys_sdk.rollout.scratch import Scratch
 from evsys_sdk.task_dirs import has_own_tests, task_directory, write_task
 
 
 async def run(job: Job) -> Outcome:
     """The agent's work, begun again where that may help."""
-    folder = Path(tempfile.mkdtemp(prefix="evsys-trial-"))
+    scratch = Scratch("evsys-trial-")
     work = _Work(job=job)
     _under_way[job.policy.name] = work
     try:
-        return await work.run(folder)
+        outcome = await work.run(scratch.path)
+        trial = (job.settings.trials_dir or scratch.path / "trials") / job.policy.name
+        return _placeless(outcome, [trial, scratch.path])
     finally:
         del _under_way[job.policy.name]
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.remove()
         _forget_loggers(job.policy.name)
+
+
+def _placeless(outcome: Outcome, places: list[Path]) -> Outcome:
+    """An outcome that does not say where this one rollout's files lay: what befell many rollouts reads the same."""
+    if outcome.failure is None:
+        return outcome
+    message = outcome.failure.message
+    for place in places:
+        message = message.replace(f"{place}/", "")
+    return replace(outcome, failure=replace(outcome.failure, message=message))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +75,8 @@ class _Work:
     """What whoever asked for the rollout is just dealing with; it is none of the agent's."""
     attempt: int = 0
     agent_failed: bool = False
+    own_timeout: str | None = None
+    """What the agent's own TimeoutError said, which harbor takes for the end of its time."""
     answer: str = ""
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -85,11 +100,13 @@ class _Work:
         """harbor's hooks pass through here, in the order in which things happen."""
         if event.event is TrialEvent.START:
             self.attempt += 1
-            self.agent_failed, self.answer, self.about = False, "", {}
+            self.agent_failed, self.own_timeout, self.answer, self.about = False, None, "", {}
             self.job.policy.begin_again()
         if event.event is TrialEvent.AGENT_END:
             # A hook of an agent that is failing runs inside its exception; harbor does not record it before.
-            self.agent_failed = sys.exception() is not self.handled
+            failing = sys.exception()
+            self.agent_failed = failing is not self.handled
+            self.own_timeout = own_timeout(failing.__cause__) if self.agent_failed and failing else None
         if event.event is TrialEvent.VERIFICATION_START:
             self.answer = self._answer(event.result)
         await self.job.tell(event.event.value, self.attempt)
@@ -113,7 +130,10 @@ class _Work:
         contexts = [result.agent_result, *(step.agent_result for step in steps)]
         told = [context for context in contexts if context is not None]
         info = next((i for i in (result.exception_info, *(step.exception_info for step in steps)) if i), None)
-        failure = info and Failure(phase=self._phase(result), type=info.exception_type, message=info.exception_message)
+        message = self.own_timeout if info and info.exception_type == AGENT_TIMEOUT else None
+        failure = info and Failure(
+            phase=self._phase(result), type=info.exception_type, message=message or info.exception_message
+        )
         if failure is not None:
             _stop_the_run_if(failure)
         reward, about, wrong = _reward(result)

@@ -17,11 +17,9 @@ from evsys_sdk.eval.verdict import Verdict
 from evsys_sdk.record.digest import ArmDigest, flatten
 from evsys_sdk.record.history import Entry, History, read_record
 from evsys_sdk.record.look_up import look_up
-from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, read_arm
+from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, is_share_of_tasks, read_arm
 
-BESIDE = frozenset(
-    ["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"]
-)
+BESIDE = frozenset(["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"])
 """Settings of an experiment that are told by its arms, or change nothing."""
 WORDS = ("metadata.hypothesis", "metadata.tags")
 
@@ -173,7 +171,9 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
         notes.append(f"{split}/{name} is not the same in all of them: tasks are paired by id and may have changed")
     if split == "test":
         notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
-    verdict = judge_arms([arm_scores(arm, measure) for arm in stored], metric=metric, mode=_mode(measure, sides))
+    scores = [arm_scores(arm, measure) for arm in stored]
+    share = is_share_of_tasks(metric)
+    verdict = judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share)
     return Judged(split=split, name=name, verdict=verdict)
 
 

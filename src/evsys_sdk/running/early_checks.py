@@ -1,16 +1,18 @@
 """What a look at the first rows, at a renderer's name and at the vocabulary tells before anything is spent.
 
 In: a run and its config. Out: problems with their places in the run. Only what is cheap is looked at: the first rows of
-a file on this disk, changed by our own row-by-row transforms. An algorithm says what rows it takes (`check_rows`), a
-backend how large the vocabulary is (`vocabulary`); one that does not say is not asked.
+a file on this disk, changed by our own row-by-row transforms. An algorithm says what rows it takes (`check_rows`)
+and whether its tasks must be graded (`needs_reward`: they are checked as a benchmark's are), a backend how large the
+vocabulary is (`vocabulary`); one that does not say is not asked.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -23,8 +25,10 @@ from evsys_sdk.config.source import source_of
 from evsys_sdk.data.sources import find_path
 from evsys_sdk.data.stores import LocalDataStore
 from evsys_sdk.data.workspace import Workspace
+from evsys_sdk.data_types import HarborTask, from_dict
 from evsys_sdk.errors import FOREIGN, DataError, EvsysError, Problem, blame
 from evsys_sdk.protocols import Row
+from evsys_sdk.running.task_checks import undoable_tasks
 
 FIRST = 100
 """Rows that are looked at."""
@@ -113,7 +117,7 @@ def _top_k_problems(recipe: Recipe, run: RunConfig) -> Iterator[Problem]:
 
 
 def _row_problems(recipe: Recipe, algorithm: Any, config: ExperimentConfig) -> Iterator[Problem]:
-    check = getattr(algorithm, "check_rows", None) if reads_as_it_says(type(algorithm)) else None
+    check = _check_of(algorithm)
     for place, data in recipe.data if check else []:
         try:
             seen = first_rows(data, config)
@@ -123,6 +127,22 @@ def _row_problems(recipe: Recipe, algorithm: Any, config: ExperimentConfig) -> I
         why = seen and _why_not(check, seen)
         if why:
             yield Problem(path=place, message=why)
+
+
+def _check_of(algorithm: Any) -> Callable[[list[Row]], None] | None:
+    """What the algorithm has against rows; if it learns from rewards, also what keeps its tasks from having any."""
+    check: Callable[[list[Row]], None] | None = getattr(algorithm, "check_rows", None)
+    if check is None or not reads_as_it_says(type(algorithm)):
+        return None
+    return partial(_check_tasks, check) if getattr(algorithm, "needs_reward", False) else check
+
+
+def _check_tasks(check: Callable[[list[Row]], None], rows: list[Row]) -> None:
+    check(rows)
+    tasks = [(from_dict(row), f"row {index}") for index, row in enumerate(rows)]
+    wrong = undoable_tasks((task, place) for task, place in tasks if isinstance(task, HarborTask))
+    if wrong:
+        raise DataError("\n".join(wrong))
 
 
 def reads_as_it_says(algorithm: type) -> bool:

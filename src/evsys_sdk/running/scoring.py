@@ -6,6 +6,7 @@ evaluation is written into its result; a trained run is never failed by its scor
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig
 from evsys_sdk.config.project import path_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.workspace import Workspace
-from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, DataError, closest, shorten
+from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, DataError, EvsysError, closest, shorten
 from evsys_sdk.eval.benchmark import Benchmark
 from evsys_sdk.eval.row_eval import score_rows
 from evsys_sdk.inference.trained import TrainedModelClient
@@ -93,13 +94,18 @@ class Scoring:
         }
         return [entry for entry in self.config.metadata.benchmark if (entry.role, entry.label) not in done]
 
+    def load(self, entry: BenchmarkEntry) -> str:
+        """Have the entry's tasks at hand; returns the key they are under."""
+        key = f"{entry.role}/{entry.label}"
+        if key not in self.loaded:
+            self.loaded[key] = find_benchmark(entry, self.config)
+        return key
+
     async def score(self, entry: BenchmarkEntry, sampler: SamplingClient, *, step: int | None) -> EvalResult:
         """Score one entry; a failure of the scoring itself becomes the result's error."""
 
         async def work() -> EvalResult:
-            key = f"{entry.role}/{entry.label}"
-            if key not in self.loaded:
-                self.loaded[key] = find_benchmark(entry, self.config)
+            key = self.load(entry)
             limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
             return await self.loaded[key].score(
                 engine=self._engine(entry, key),
@@ -202,6 +208,9 @@ async def _score_after_training(
     scoring = hooks.scoring
     if hooks.ctx.resume:
         hooks.replay_final()
+        for entry in bench.plan.experiment.metadata.benchmark:
+            with contextlib.suppress(EvsysError):  # what an earlier process scored is in the record as well
+                scoring.load(entry)
     for entry in scoring.outstanding(hooks.of_this_stage(), hooks.weights_step):
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:

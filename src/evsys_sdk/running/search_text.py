@@ -22,7 +22,7 @@ def search_lines(search: Mapping[str, Any]) -> list[str]:
     head = f"Search ({search['kind']}, by {name}): {len(trials)}{short} trials{told}."
     best = next((trial for trial in trials if trial["number"] == search["best"]), None)
     if best is None:
-        return [head + f" No trial has a final {name}."]
+        return [f"{head} No trial came to its end with a score."]
     values = ", ".join(f"{path.rsplit('.', 1)[-1]}={shorten(str(value), 40)}" for path, value in best["params"].items())
     luck = f"; as the best of {len(trials)} it may owe something to luck" if len(trials) > 1 else ""
     return [head, f"Best trial: {best['arm']} with {name} {best['value']:.4g} ({values}){luck}."]

@@ -172,7 +172,8 @@ def _score(order: Order, client: Any, finished: FinishedRollouts) -> EvalResult:
 
 
 async def _score_weights(order: Order, model: OpenModel, options: dict[str, Any]) -> EvalResult:
-    settings = LaneSettings(http_front=partial(http_front, model.context_length))
+    length = model.context_length
+    settings = LaneSettings(http_front=partial(http_front, length), context_length=length)
     engine = RolloutEngine(concurrency=order.n_concurrent, agent=order.agent, grade=grade, settings=settings)
     sampler = await model.sampler()
     try:

@@ -1,13 +1,15 @@
-"""Whether the tasks of a suite can be done and graded on this machine, before anything is spent on them.
+"""Whether tasks can be done and graded on this machine, before anything is spent on them.
 
-In: a benchmark. Out: sentences, each at the first task that has the problem: a verifier that is not registered or whose
-params do not fit, no sandbox, no judge, no key, an environment that cannot be made.
+In: a benchmark, or tasks to train on, each with its place. Out: sentences, each at the first task that has the problem:
+a verifier that is not registered or whose params do not fit, no sandbox, no judge, no key, an environment that cannot
+be made.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.eval.benchmark import Benchmark
@@ -21,10 +23,15 @@ SHOWN = 5
 
 def undoable(benchmark: Benchmark, *, limit: int | None = None) -> list[str]:
     """`tasks.jsonl:3: task 'a': ... (and 11 other tasks)` for each reason."""
+    return undoable_tasks(list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit])
+
+
+def undoable_tasks(placed: Iterable[tuple[HarborTask, str]]) -> list[str]:
+    """The same for tasks from anywhere, each with its place."""
     known: dict[str, str | None] = {}
     first: dict[str, str] = {}
     count = Counter[str]()
-    for task, place in list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit]:
+    for task, place in placed:
         why = environment_problem(task) or (None if has_own_tests(task) else _ungradable(task, known))
         if why is not None:
             count[why] += 1

@@ -18,7 +18,7 @@ from evsys_sdk import registry
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
 from evsys_sdk.eval.metrics import as_metric
-from evsys_sdk.eval.scoring import invalid_reason, scores_of_task
+from evsys_sdk.eval.scoring import invalid_reason, is_share, scores_of_task
 from evsys_sdk.protocols import Rollout, TaskScores
 from evsys_sdk.record import stored
 from evsys_sdk.record.history import Entry, read_record
@@ -119,6 +119,14 @@ def task_values(rollouts: Sequence[Rollout], metric: str) -> dict[str, float]:
     if reason:
         raise EvsysError(reason)
     return _folded(tasks, metric)
+
+
+def is_share_of_tasks(metric: str) -> bool:
+    """Whether values of the metric of this name are shares; a number that no registered metric made is not."""
+    try:
+        return is_share(registry.metrics.build(metric, {}))
+    except EvsysError:
+        return False
 
 
 def _folded(tasks: list[TaskScores], metric: str) -> dict[str, float]:

@@ -21,7 +21,7 @@ from evsys_sdk.eval.verdict_text import verdict_lines
 from evsys_sdk.protocols import EvalResult, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
 from evsys_sdk.record.conclusion import Findings, matching
-from evsys_sdk.running.task_values import task_values
+from evsys_sdk.running.task_values import is_share_of_tasks, task_values
 
 Arms = Mapping[str, Sequence[RunResult]]
 
@@ -43,6 +43,7 @@ def judge_experiment(arms: Arms, metadata: Metadata) -> Findings:
             baseline_arm=metadata.baseline_arm,
             untrained=_untrained(arms, keys),
             also=_predicted(metadata, arms),
+            share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
         )
     except EvsysError as exc:
         return Findings(why_not=f"{success.name}: {exc}")

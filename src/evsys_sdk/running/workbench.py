@@ -236,8 +236,9 @@ class Workbench:
         """Settings of this run that were given and that nothing read, by their names in the config file. Of a resumed
         run it is not known what training and scoring read before the interruption."""
         source = source_of(self.plan.experiment)
-        found = [source.in_run(self.plan.index, path) for path in unread(self.plan.run)]
         before = ("algorithm.", "eval.") if self.resumed else ()
+        own = [path for path in unread(self.plan.run) if not path.startswith(before)]
+        found = [source.in_run(self.plan.index, path) for path in own]
         for path in self.parts.unread():
             if path.startswith(before):
                 continue

@@ -111,11 +111,23 @@ def _check_messages(messages: Messages) -> None:
         blocks = isinstance(content, list) and all(isinstance(block, dict) for block in content)
         if not (content is None or isinstance(content, str) or blocks):
             raise ApiError(400, f"{place}.content: text or a list of blocks is needed", param=f"{place}.content")
+        _check_blocks(content if isinstance(content, list) else [], f"{place}.content")
         calls = message.get("tool_calls")
         if content is None and not calls:
             raise ApiError(400, f"{place}.content: it is missing", param=f"{place}.content")
         if calls is not None and not (isinstance(calls, list) and all(_is_function(call) for call in calls)):
             raise ApiError(400, f"{place}.tool_calls: a list of functions is needed", param=f"{place}.tool_calls")
+
+
+def _check_blocks(blocks: list[dict[str, Any]], place: str) -> None:
+    """The models here read text: an image or a sound would be dropped without a word."""
+    for index, block in enumerate(blocks):
+        kind, where = block.get("type", "text"), f"{place}.{index}"
+        if kind != "text":
+            said = f"{where}: a block of type {kind!r} cannot be shown to a model that reads text: leave it out"
+            raise ApiError(400, said, param=where, code="unsupported_value")
+        if not isinstance(block.get("text"), str):
+            raise ApiError(400, f"{where}.text: text is needed", param=f"{where}.text")
 
 
 def _check_tools(tools: list[dict[str, Any]]) -> None:

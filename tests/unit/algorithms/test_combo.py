@@ -51,6 +51,9 @@ class Hooks:
     def __init__(self):
         self.told = []
 
+    def step_start(self, step):
+        pass
+
     def train_start(self, total_steps):
         self.told.append(("train_start", total_steps))
 

@@ -152,6 +152,9 @@ class Hooks:
     def __init__(self, until=99, cancel_at=0):
         self.until, self.cancel_at, self.heard, self.scores = until, cancel_at, [], {}
 
+    def step_start(self, step):
+        pass
+
     def train_start(self, total_steps):
         self.heard.append(f"start {total_steps}")
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from contextlib import closing
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_another_verifier_gives_other_scores_of_the_same_rollouts(project, regra
     told = regraded("outputs/r0", "--verifier", "exact_match", "--params", "case_sensitive=false")
     old, new, change = scores(told)
     assert (old["value"], new["value"]) == (pytest.approx(1 / 3), pytest.approx(5 / 6))
-    assert change["value"] == pytest.approx(0.5) and change["low"] is None  # all tasks changed alike
+    assert change["value"] == pytest.approx(0.5) and change["low"] < 0.4 < 0.6 < change["high"]  # alike is not certain
     assert old["low"] < old["value"] < old["high"] and new["n_tasks"] == 3 and new["n_rollouts"] == 6
     [found] = told["evals"]
     assert found["n_changed"] == 3 and found["graded_by"] == ["exact_match"]
@@ -134,11 +135,18 @@ def test_another_verifier_gives_other_scores_of_the_same_rollouts(project, regra
 def test_the_change_has_an_interval_of_its_own(project, regraded):
     told = regraded("outputs/r0", "--verifier", "contains")
     assert scores(told)[2]["value"] == 0 and told["evals"][0]["n_changed"] == 0
-    told = regraded("outputs/r0", "--verifier", "regex_match", "--params", "pattern=^(r|R|G)")
-    change = scores(told)[2]
-    # red +1/2, green +1/2, blue -1/2: the paired interval, by hand
-    assert change["value"] == pytest.approx(1 / 6)
-    assert (change["low"], change["high"]) == pytest.approx((1 / 6 - 4.3027 / 3, 1 / 6 + 4.3027 / 3), abs=1e-3)
+    said = [["yes", "yes"]] * 5 + [["yes", "no"]] * 5 + [["no", "no"]] * 10
+    rows = [
+        {"task_id": f"t{task}", "completion": text, "expected": "-", "reward": 0.0, "metadata": {"sample": sample}}
+        for task, texts in enumerate(said)
+        for sample, text in enumerate(texts)
+    ]
+    path = project.write("mine.jsonl", rows)
+    change = scores(regraded(path, "--verifier", "regex_match", "--params", "pattern=yes"))[2]
+    # The paired interval, by hand: each task's own change, and Student's t with 19 degrees of freedom.
+    reach = 2.0930 * stdev([1.0] * 5 + [0.5] * 5 + [0.0] * 10) / 20**0.5
+    assert change["value"] == pytest.approx(0.375)
+    assert (change["low"], change["high"]) == pytest.approx((0.375 - reach, 0.375 + reach), abs=1e-4)
 
 
 def test_the_old_record_is_not_touched_and_the_new_one_lies_beside_it(project, regraded):

@@ -25,6 +25,10 @@ from evsys_sdk.errors import ConfigError
         (".inf", math.inf),
         ("'1'", "1"),
         ("[1, a]", [1, "a"]),
+        ("{a: 1}", {"a": 1}),
+        ("{}", {}),
+        ("{base_url}", "{base_url}"),
+        ("{base_url}/v1", "{base_url}/v1"),
     ],
 )
 def test_scalars_mean_what_people_mean(text, value):

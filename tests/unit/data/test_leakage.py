@@ -174,6 +174,16 @@ def test_sums_with_other_numbers_or_signs_are_other_sums():
     assert kind_of(chat("what is 17+25"), *suite) == "normalised"
 
 
+def test_digits_do_not_run_together():
+    assert kind_of(chat("Compare version 11.2 of the tool"), task("Compare version 1.12 of the tool")) == "numbers"
+
+
+def test_another_question_about_the_passage_of_two_tasks_is_no_copy():
+    suite = tasks(f"{LONG} How many rolls were baked that morning in all?", f"{LONG} Who got what was left over?")
+    assert kind_of(chat(f"{LONG} Name the trade of the person in it."), *suite) is None
+    assert kind_of(chat(f"Well. {suite[0].instruction}"), *suite) == "ngram"
+
+
 def test_of_a_template_all_numbers_but_one_must_agree_and_have_many_digits():
     made = [f"Track parcel {100_000 + 7919 * n} sent by customer {5_000_000 + 104_729 * n}" for n in range(50)]
     rows = [chat(f"Track parcel {200_000 + 6007 * n} sent by customer {8_000_000 + 99_991 * n}") for n in range(200)]

@@ -87,7 +87,8 @@ class StandIn:
         return f"{address}/v1" if self.kind == "openai" else address
 
     def will(self, *steps):
-        """`("status", 429, {headers}, message)`, `("body", dict or bytes)`, `"hang"`, `"trickle"`, `"drop"`."""
+        """`("status", 429, {headers}, message)`, `("body", dict or bytes)`, `("page", 500)`, `"hang"`, `"trickle"`,
+        `"drop"`, `"cut"`."""
         self.script.extend(steps)
 
     def close(self):
@@ -123,22 +124,31 @@ class StandIn:
                     self._trickle()
                 elif step == "drop":
                     self.close_connection = True
+                elif step == "cut":
+                    self._begin_answer()
+                    self.wfile.write(b'{"half": ')
+                    self.close_connection = True
                 elif step is None:
                     self._answer(200, ok_body(stand_in.kind, stand_in.say(asked_text(stand_in.kind, body))))
                 elif step[0] == "body":
                     self._answer(200, step[1])
+                elif step[0] == "page":
+                    self._answer(step[1], b"<html>we are sorry</html>")
                 else:
                     self._answer(step[1], error_body(stand_in.kind, step[1], step[3]), step[2])
 
             def _trickle(self):
                 """A byte now and then: each read is quick, the answer never comes."""
+                self._begin_answer()
+                with contextlib.suppress(OSError):
+                    while not stand_in.released.wait(0.1):
+                        self.wfile.write(b" ")
+
+            def _begin_answer(self):
                 self.send_response(200)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", "100000")
                 self.end_headers()
-                with contextlib.suppress(OSError):
-                    while not stand_in.released.wait(0.1):
-                        self.wfile.write(b" ")
 
             def _answer(self, status, body, headers=()):
                 raw = body if isinstance(body, bytes) else json.dumps(body).encode()

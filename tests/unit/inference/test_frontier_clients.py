@@ -116,6 +116,17 @@ def test_a_dropped_connection_is_tried_again(provider):
     assert asyncio.run(provider.client().acomplete(prompt="hi")).text == "you said hi"
 
 
+@pytest.mark.parametrize("how", [("page", 500), ("page", 502), "cut"])
+def test_an_error_page_and_an_answer_cut_short_are_tried_as_often_as_any_other_failure(provider, how):
+    provider.will(how)
+    assert asyncio.run(provider.client().acomplete(prompt="hi")).attempts == 2
+    provider.requests.clear()
+    provider.will(*[how] * 9)
+    with pytest.raises(BackendUnavailable, match="did not answer in 4 tries"):
+        provider.client(max_retries=3).generate(prompt="hi")
+    assert len(provider.requests) == 4
+
+
 @pytest.mark.parametrize("body", [b'{"half": ', {}, {"choices": [], "content": None, "candidates": []}])
 def test_an_answer_that_cannot_be_read_is_an_error_and_not_an_empty_text(provider, body):
     provider.will(("body", body))

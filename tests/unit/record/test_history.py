@@ -292,7 +292,7 @@ def test_an_index_that_another_process_is_writing_does_not_stop_a_run(tmp_path, 
 # Which one is meant
 
 
-def test_an_experiment_is_found_by_name_beginning_and_path(outputs):
+def test_an_experiment_is_found_by_name_beginning_and_path(outputs, monkeypatch):
     history = history_of(outputs, record("alpha_one"), record("alpha"), record("beta"))
     path = outputs / "beta.experiment_result.json"
     assert look_up("alpha", history).entry.name == "alpha", "a whole name comes before the beginning of another"
@@ -301,6 +301,10 @@ def test_an_experiment_is_found_by_name_beginning_and_path(outputs):
     begin(outputs / "..", "gamma")
     assert look_up(str(outputs.parent / "gamma.journal.sqlite"), history).entry.state == "interrupted"
     assert look_up(str(outputs.parent), history).entry.name == "gamma", "a folder with one experiment"
+    monkeypatch.chdir(outputs.parent)
+    assert look_up("gamma.journal.sqlite", history).entry.name == "gamma", "a path needs no slash"
+    (outputs.parent / "bet").mkdir()
+    assert look_up("bet", history).entry.name == "beta", "names come before folders"
 
 
 @pytest.mark.parametrize(

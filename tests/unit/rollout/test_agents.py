@@ -84,7 +84,7 @@ def test_a_registered_agent_keeps_harbors_name_method():
 
 def test_the_chat_agent_is_there_by_name_and_its_settings_are_listed():
     assert find_agent(AgentSpec(kind="chat")).cls is ChatAgent
-    assert set(agents.schema("chat")["properties"]) == {"max_turns", "tools"}
+    assert set(agents.schema("chat")["properties"]) == {"max_turns", "tools", "bash_output_chars"}
 
 
 def test_harbors_own_agents_are_known_by_their_names_and_are_not_told_of_a_policy():

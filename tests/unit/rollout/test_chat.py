@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 import pytest
 
@@ -102,9 +104,23 @@ def test_tools_are_described_in_words_where_the_template_has_no_place_for_them(s
     assert ("Be short." in text) == bool(system) and "user\nHi<|im_end|>" in text
 
 
+class ToolTokenizer(ByteTokenizer):
+    """Shows tools in a place of its own."""
+
+    def apply_chat_template(self, messages, *, add_generation_prompt=False):
+        shown = self.encode("TOOLS\n") if messages[0].get("tools") else []
+        return [*shown, *super().apply_chat_template(messages, add_generation_prompt=add_generation_prompt)]
+
+
 def test_the_template_is_given_the_tools_where_it_takes_them():
-    assert begin_chat(ChatRenderer(ByteTokenizer()), ASK, [tool_of(add)]).messages[0]["tools"]
-    assert "tools" not in begin_chat(ChatRenderer(ByteTokenizer()), ASK, []).messages[0]
+    history = begin_chat(ChatRenderer(ToolTokenizer()), ASK, [tool_of(add)])
+    assert history.messages[0]["tools"] and ByteTokenizer().decode(history.prompt).startswith("TOOLS")
+    assert "tools" not in begin_chat(ChatRenderer(ToolTokenizer()), ASK, []).messages[0]
+
+
+def test_a_template_that_passes_over_tools_in_silence_leaves_them_to_words():
+    text = ByteTokenizer().decode(begin_chat(ChatRenderer(ByteTokenizer()), ASK, [tool_of(add)]).prompt)
+    assert '"name": "add"' in text and "<tool_call>" in text
 
 
 def add(a: int, b: int = 1) -> int:
@@ -152,6 +168,27 @@ def test_calls_are_found_in_what_the_model_wrote(text, calls):
 async def test_whatever_is_wrong_with_a_call_is_told_to_the_model(call, said):
     [message] = await answer_calls([call], {"add": tool_of(add)})
     assert message["role"] == "tool" and said in message["content"]
+
+
+async def test_plain_tools_of_many_rollouts_run_side_by_side_and_off_the_loop():
+    meeting = threading.Barrier(3, timeout=20)
+
+    def meet() -> str:
+        meeting.wait()
+        return threading.current_thread().name
+
+    tools = {"meet": tool_of(meet)}
+    said = await asyncio.gather(*(answer_calls([("meet", {})], tools) for _ in range(3)))
+    names = [message["content"] for [message] in said]
+    assert threading.current_thread().name not in names and "error" not in "".join(names)
+
+
+async def test_an_async_tool_stays_on_the_loop():
+    async def where() -> str:
+        return threading.current_thread().name
+
+    [message] = await answer_calls([("where", {})], {"where": tool_of(where)})
+    assert message["content"] == threading.current_thread().name
 
 
 async def test_a_tool_that_exits_the_program_has_merely_failed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
 
 import pytest
@@ -374,3 +375,36 @@ async def test_a_crowd_that_wakes_at_once_leaves_the_loop_to_others():
     await engine.roll_out(tasks, sampler=Together(), renderer=renderer, sampling=SamplingParams())
     counter.cancel()
     assert len(seen) == 50 and seen[-1] - seen[0] >= 10, "50 answers of 2 ms each, in shares of a few ms"
+
+
+LEFT = threading.Event()
+
+
+def wait() -> str:
+    """Does not come back."""
+    LEFT.wait(120)
+    return "late"
+
+
+async def test_a_time_out_in_a_tool_says_so_and_names_it():
+    spec = AgentSpec(kind="chat", params={"max_turns": 3, "tools": [f"{__name__}:wait"]})
+    called = InTurn('<tool_call>{"name": "wait", "arguments": {}}</tool_call>', "yes")
+    try:
+        [[rollout]] = await roll([task()], called, spec, settings=LaneSettings(limits=Limits(agent_seconds=2)))
+    finally:
+        LEFT.set()
+    assert rollout.status == "timeout" and "(it was waiting for a tool: wait)" in rollout.error
+
+
+async def test_a_chat_that_outgrows_the_context_is_the_agents_failure_and_is_not_tried_again(agent):
+    class Long(PolicyAgent):
+        async def run(self, instruction, environment, context):
+            await self.policy.complete([{"role": "user", "content": instruction}])
+            await self.policy.complete([{"role": "user", "content": "word " * 100}])
+
+    model = Model()
+    [[rollout]] = await roll([task()], model, agent(Long), settings=LaneSettings(context_length=100))
+    assert (rollout.status, rollout.metadata["attempts"], len(rollout.turns)) == ("agent_error", 1, 1)
+    assert "tokens, and the model's context length is 100: shorten" in rollout.error
+    [(prompt, _, params)] = model.asked
+    assert params.max_tokens == 100 - len(prompt), "no more is asked for than there is room"

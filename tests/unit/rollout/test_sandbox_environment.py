@@ -12,6 +12,7 @@ from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier
 from evsys_sdk.protocols import AgentSpec
 from evsys_sdk.rollout.engine import RolloutEngine
+from evsys_sdk.rollout.lanes import LaneSettings
 from evsys_sdk.sandbox import SandboxUnavailable, why_unavailable
 from evsys_sdk.surface import SamplingParams
 from evsys_sdk.task_dirs import read_task, write_task
@@ -166,3 +167,75 @@ async def test_without_a_sandbox_the_run_stops_with_the_sentence_that_says_why(m
     monkeypatch.setattr("evsys_sdk.sandbox.why_unavailable", lambda: "bubblewrap is not installed")
     with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed"):
         await roll(task("true\n"), "done")
+
+
+@needs_sandbox
+async def test_an_agent_that_lives_in_tmux_is_told_why_it_cannot_here():
+    params = {"model_name": "openai/policy", "api_base": "http://127.0.0.1:9/v1", "record_terminal_session": False}
+    rollout = await roll(task("exit 0\n"), "hi", agent=AgentSpec(kind="terminus-2", params=params))
+    assert rollout.reward is None and "no tmux session can be kept" in rollout.error
+    assert "the agent `chat` with the tool `bash`" in rollout.error and "docker" in rollout.error
+
+
+@needs_sandbox
+async def test_a_command_may_use_tmux_within_itself():
+    command = "echo tmux new-session -d -s a; echo tmux kill-server"
+    rollout = await roll(task("exit 0\n"), bash(command), "done")
+    assert "tool\ntmux new-session -d -s a\ntmux kill-server" in rollout.metadata["prompts"][1]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("wrote", "said"), [("", "empty"), ("often", "parse")])
+async def test_the_same_mistake_in_many_rollouts_is_told_in_the_same_words(tmp_path, kept, wrote, said):
+    settings = LaneSettings(trials_dir=tmp_path if kept else None)
+    broken = task(f"printf '{wrote}' > /logs/verifier/reward.txt\n")
+    errors = {(await roll(broken, "done", settings=settings)).error for _ in range(2)}
+    [error] = errors
+    assert said in error and "verifier/reward.txt" in error and "/tmp" not in error and str(tmp_path) not in error
+
+
+@needs_sandbox
+async def test_where_nobody_names_an_agent_the_model_is_told_of_a_shell_and_can_act():
+    done = task("test -e /app/made\n")
+    rollout = await roll(done, bash("touch made"), "done", agent=None)
+    assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error
+    assert '"name": "bash"' in rollout.metadata["prompts"][0]
+    named = await roll(done, bash("touch made"), "done", agent=AgentSpec(kind="chat"))
+    assert (named.reward, len(named.turns)) == (0.0, 1), "an agent that is named is what it says it is"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "chmod 000 /app",
+        "chmod 000 /app /logs /tests",
+        "cd /; rm -rf /app/deep",
+        "rm -rf /logs/verifier; ln -s /etc/passwd /logs/verifier",
+        "echo 1 > /logs/verifier/reward.txt; chmod 500 /logs/verifier /logs",
+        "mkdir -p /tests/test.sh/x",
+        "ln -s /etc/passwd /tests/test.sh",
+    ],
+)
+async def test_whatever_the_agent_does_to_its_folders_it_is_graded(damage):
+    work = task("test -e /app/deep/made\n", dockerfile="FROM debian\nWORKDIR /app/deep\n")
+    rollout = await roll(work, bash(damage), "done")
+    assert (rollout.status, rollout.reward) == ("ok", 0.0), rollout.error
+
+
+@needs_sandbox
+async def test_an_answer_that_the_agent_leaves_no_place_for_is_its_own_failure():
+    rollout = await roll(task("true\n"), bash("rm -rf /logs/agent; ln -s /etc /logs/agent"), "done")
+    assert rollout.status == "agent_error" and "/logs/agent/answer.txt" in rollout.error
+
+
+@needs_sandbox
+async def test_of_what_a_command_prints_too_much_the_beginning_and_the_end_are_shown():
+    params = {"max_turns": 2, "tools": ["bash"], "bash_output_chars": 100}
+    said = bash("echo first; yes | head -c 5000; echo last")
+    cut = await roll(task("true\n"), said, "done", agent=AgentSpec(kind="chat", params=params))
+    prompt = cut.metadata["prompts"][1]
+    assert "tool\nfirst" in prompt and "last" in prompt and "[... 4911 characters are left out here ...]" in prompt
+    whole = await roll(task("true\n"), said, "done")
+    assert "left out" not in whole.metadata["prompts"][1]

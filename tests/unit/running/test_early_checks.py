@@ -15,6 +15,7 @@ from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.preflight import deep_problems
 from evsys_sdk.registry import algorithms, register_algorithm, register_transform, transforms
 from evsys_sdk.running import early_checks
+from evsys_sdk.sandbox import why_unavailable
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
 ASKED = {"messages": [{"role": "user", "content": "hi"}]}
@@ -71,6 +72,29 @@ def test_rows_that_the_algorithm_cannot_read_are_refused_with_what_it_needs(prob
     assert problems(kind, of(good, good)) == []
     [(path, message)] = problems(kind, of(good, bad))
     assert path == "data" and said in message and "\n" not in message
+
+
+JUDGED = {**TASK, "verifier": {"kind": "llm_judge", "judge_model": "claude-opus-5", "rubric": "Is it polite?"}}
+UNBUILT = {**TASK, "verifier": {"kind": "e2b", "dockerfile": "FROM debian\nCOPY a b\n", "test_sh": "exit 0\n"}}
+MISFIT = {**TASK, "verifier": {"fn_name": "regex_match", "params": {"patern": "a"}}}
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [(JUDGED, "ANTHROPIC_API_KEY"), (UNBUILT, "COPY"), (MISFIT, "patern")],
+    ids=["judge", "e2b", "params"],
+)
+def test_tasks_that_could_not_be_graded_here_are_refused_as_a_benchmarks_are(problems, monkeypatch, bad, said):
+    for key in ("ANTHROPIC_API_KEY", "E2B_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    if bad is UNBUILT and why_unavailable():
+        said = "sandbox"
+    [(path, message)] = problems("rl", of(TASK, bad, bad))
+    assert path == "data" and message.startswith("row 1: task ") and said in message, message
+    assert message.endswith("(and another task)")
+    draw = {"kind": "sample", "params": {"n": 1, "seed": 0}}
+    assert problems("rl", of(TASK, bad, transforms=[draw])) == []
+    assert problems("distill", of(TASK, bad), params={**STEPS, "teacher": {"model": "m"}}) == []
 
 
 def test_each_phase_of_a_combo_is_shown_its_own_rows(problems):

@@ -163,8 +163,13 @@ BAD = [
     ({"messages": []}, 400, "messages", "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, 400, "role", "messages.0.role"),
     ({"messages": [{"role": "user"}]}, 400, "missing", "messages.0.content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
-      "model": "by-template"}, 400, "image_url", "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "what is it?"},
+      {"type": "image_url", "image_url": {"url": "http://x"}}]}]}, 400, "image_url", "messages.0.content.1"),
+    ({"messages": [*HI, {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, 400,
+     "input_audio", "messages.1.content.0"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "text is needed",
+     "messages.0.content.0.text"),
+    ({"model": "by-template"}, 400, "this template takes no user", "messages"),
     ({"temperature": -1}, 400, "temperature", "temperature"),
     ({"max_tokens": 0}, 400, "max_tokens", "max_tokens"),
     ({"n": 1000}, 400, "n", "n"),
@@ -186,7 +191,7 @@ def test_a_bad_request_is_told_in_openais_form(start, client, model, change, sta
 
     class Refusing(ChatRenderer):
         def prompt(self, messages):
-            raise DataError("a block of type 'image_url' cannot be shown to a model that reads text")
+            raise DataError("this template takes no user")
 
     served = found.endpoint.models["policy"]
     found.endpoint.models["by-template"] = ServedModel(
@@ -196,6 +201,13 @@ def test_a_bad_request_is_told_in_openais_form(start, client, model, change, sta
         client(found).chat.completions.create(**{"model": "policy", "messages": HI, **change})
     assert caught.value.status_code == status and words in caught.value.message
     assert caught.value.param == param and caught.value.type == "invalid_request_error"
+
+
+def test_blocks_of_text_are_read(start, client, model):
+    sampler = model()
+    blocks = [{"type": "text", "text": "good "}, {"type": "text", "text": "day"}]
+    client(start(sampler)).chat.completions.create(model="policy", messages=[{"role": "user", "content": blocks}])
+    assert "good day" in sampler.asked[0][0]
 
 
 def test_a_long_prompt_has_openais_code_and_a_long_answer_is_cut(start, client, model):

@@ -45,6 +45,9 @@ class Hooks:
     def __init__(self, at=None, stop_after=None, found=None):
         self.told, self.at, self.stop_after, self.found = [], at, stop_after, found
 
+    def step_start(self, step):
+        pass
+
     def train_start(self, total_steps):
         self.told.append(("start", total_steps))
 

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evsys_sdk.eval.metrics import as_metric
-from evsys_sdk.eval.scoring import NamedMetric, is_errored, score_all, scores_of_task
-from evsys_sdk.eval.statistics import interval
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.eval.metrics import MetricFunction, as_metric
+from evsys_sdk.eval.paired import difference
+from evsys_sdk.eval.scoring import NamedMetric, is_errored, is_share, score_all, scores_of_task
+from evsys_sdk.eval.statistics import Interval, jackknife_interval
 from evsys_sdk.protocols import Rollout, Score, TaskScores
 from evsys_sdk.record.stored import StoredEval
 from evsys_sdk.running.regrading.grading import Regraded, answer_of
@@ -76,17 +78,31 @@ def _scores(group: list[Regraded], rollouts: list[Rollout]) -> TaskScores:
 def _change(metric: Any, old: Score, new: Score, tasks: list[tuple[TaskScores, TaskScores]]) -> Score:
     if old.value is None or new.value is None:
         return Score(metric=new.metric, value=None, n_tasks=len(tasks), error=new.error or old.error)
-    fold = as_metric(metric)
-
-    def difference(part: Sequence[tuple[TaskScores, TaskScores]]) -> float:
-        return fold([after for _, after in part]) - fold([before for before, _ in part])
-
     bounds = None
     if new.low is not None and any(before.rewards != after.rewards for before, after in tasks):
-        bounds = interval(difference, tasks)
-    # Where every task changed by the same amount there is nothing to estimate from, which is no certainty.
+        bounds = _paired_interval(as_metric(metric), (old.value, new.value), tasks, is_share(metric))
+    # Where every task changed by the same amount there may be nothing to estimate from, which is no certainty.
     low, high = bounds if bounds and bounds[0] < bounds[1] else (None, None)
     return Score(metric=new.metric, value=new.value - old.value, low=low, high=high, n_tasks=len(tasks))
+
+
+def _paired_interval(
+    fold: MetricFunction, means: tuple[float, float], tasks: list[tuple[TaskScores, TaskScores]], share: bool
+) -> Interval | None:
+    """Of new minus old on the same tasks: as for two arms where the metric is a mean over tasks, else the jackknife."""
+    import numpy
+
+    def change(part: Sequence[tuple[TaskScores, TaskScores]]) -> float:
+        return fold([after for _, after in part]) - fold([before for before, _ in part])
+
+    try:
+        sides = numpy.array([[fold([task]) for task in side] for side in zip(*tasks, strict=True)])
+    except EvsysError:  # a metric of several tasks has no value on one
+        return jackknife_interval(change, tasks)
+    if not numpy.allclose(sides.mean(axis=1), means):
+        return jackknife_interval(change, tasks)
+    unit = share and bool((sides >= 0).all() and (sides <= 1).all())
+    return difference(sides[1:], sides[:1], unit=unit).interval()
 
 
 def plain(comparison: Comparison) -> dict[str, Any]:

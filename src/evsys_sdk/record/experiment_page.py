@@ -1,0 +1,330 @@
+"""The page of an experiment: `<name>.experiment.md`, what a person reads first.
+
+In: what the experiment came to. Out: one Markdown file beside its record, and figures where matplotlib is installed. It
+is made from the record and adds no claim of its own; if it cannot be made, the run does not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk import atomic
+from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, MODEL_ROLLOUTS_FILE
+from evsys_sdk.errors import FOREIGN, Cancelled, EvsysError
+from evsys_sdk.logs import get_logger
+from evsys_sdk.numbers import shown, span
+from evsys_sdk.protocols import RunResult
+from evsys_sdk.record import figures
+from evsys_sdk.record.conclusion import ArmSummary, Conclusion, ModelScore, matching
+from evsys_sdk.record.run_steps import Totals, totals
+from evsys_sdk.record.stages import BEFORE, StageRow, stage_names, stage_rows
+from evsys_sdk.record.stored import run_result
+
+PAGE_FILE = "experiment.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFacts:
+    """What there is to tell."""
+
+    name: str
+    file_name: str
+    """The experiment's name as its files have it."""
+    folder: Path
+    conclusion: Conclusion
+    runs: Sequence[RunResult]
+    """In the order of the conclusion's arms, their seeds one after the other."""
+    seconds: float
+    description: str = ""
+    hypothesis: str = ""
+    models: Sequence[ModelScore] = ()
+    budget: Mapping[str, Any] | None = None
+    warnings: Sequence[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: Any, result: Any, file_name: str) -> PageFacts:
+        """Of an `ExperimentConfig` and an `ExperimentResult`."""
+        return cls(
+            name=config.name,
+            file_name=file_name,
+            folder=result.output_dir,
+            conclusion=result.conclusion,
+            runs=result.runs,
+            seconds=result.seconds,
+            description=config.description,
+            hypothesis=str(config.metadata.hypothesis or ""),
+            models=result.models,
+            budget=result.budget,
+            warnings=result.warnings,
+        )
+
+    @property
+    def verdict(self) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = self.conclusion.findings.data.get("verdict")
+        return found
+
+    @property
+    def arms(self) -> dict[str, list[RunResult]]:
+        left = iter(self.runs)
+        return {arm.arm: [next(left) for _ in arm.statuses] for arm in self.conclusion.arms}
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / f"{self.file_name}.{JOURNAL_FILE}"
+
+
+def write_page(facts: PageFacts) -> Path | None:
+    """Write the page and its figures; what goes wrong is logged, and None comes back."""
+    path = facts.folder / f"{facts.file_name}.{PAGE_FILE}"
+    try:
+        return atomic.write_text(path, page_text(facts, figures.draw(facts.arms, facts.verdict, _place(facts))))
+    except Cancelled:
+        raise
+    except FOREIGN as exc:
+        say = "the page %s could not be written (the record is whole): %s: %s"
+        get_logger(__name__).warning(say, path, type(exc).__name__, exc)
+        return None
+
+
+def _place(facts: PageFacts) -> figures.Place:
+    return figures.Place(folder=facts.folder, file_name=facts.file_name, journal=facts.journal, title=facts.name)
+
+
+def page_text(facts: PageFacts, drawn: figures.Drawn) -> str:
+    """The whole page."""
+    parts = [
+        [f"# {facts.name}", "", *_paragraph(facts.description), _counts(facts)],
+        _section("Hypothesis", _hypothesis(facts)),
+        _section("Verdict", _verdict_lines(facts)),
+        _section("Arms", _arm_table(facts)),
+        _section("Failed and unscored", _troubles(facts)),
+        _section("Stages", _stage_tables(facts)),
+        _section("What was chosen on what", _selection(facts)),
+        _section("Cost and time", _cost(facts)),
+        _section("Figures", _figure_lines(drawn)),
+        _section("Where the records lie", _records(facts)),
+    ]
+    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    text = "\n".join(lines).rstrip()
+    return ["", f"## {title}", "", *text.splitlines()] if text else []
+
+
+def _paragraph(text: str) -> list[str]:
+    return [text.strip(), ""] if text.strip() else []
+
+
+def _counts(facts: PageFacts) -> str:
+    by_status: dict[str, int] = {}
+    for run in facts.runs:
+        by_status[run.status] = by_status.get(run.status, 0) + 1
+    states = ", ".join(f"{number} {status}" for status, number in by_status.items())
+    return f"{_many(len(facts.conclusion.arms), 'arm')}, {_many(len(facts.runs), 'run')}: {states or 'none'}."
+
+
+def _hypothesis(facts: PageFacts) -> list[str]:
+    if not facts.hypothesis:
+        return ["None was given (`metadata.hypothesis`)."]
+    judged = facts.conclusion.findings.data.get("hypothesis_result")
+    outcome = [f"**{judged['outcome']}**: {judged['why']}."] if judged else []
+    return [*_paragraph(facts.hypothesis), *outcome]
+
+
+def _verdict_lines(facts: PageFacts) -> list[str]:
+    """The conclusion as a list, but for the hypothesis, which has been told; what is indented belongs to the line
+    before."""
+    lines = facts.conclusion.text.removeprefix(f"Hypothesis: {facts.hypothesis}").splitlines()
+    return [f"  - {line.strip()}" if line.startswith("  ") else f"- {line}" for line in lines if line.strip()]
+
+
+def _arm_table(facts: PageFacts) -> list[str]:
+    judged = {arm["arm"]: arm for arm in (facts.verdict or {}).get("arms", [])}
+    head = ["arm", "status", "seeds", facts.conclusion.metric or "score", "tasks", "against the baseline arm"]
+    rows = [_arm_row(arm, judged.get(arm.arm), facts) for arm in facts.conclusion.arms]
+    return _table(head, rows)
+
+
+def _arm_row(arm: ArmSummary, judged: Mapping[str, Any] | None, facts: PageFacts) -> list[str]:
+    done = arm.statuses.count("completed")
+    status = arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {len(arm.statuses)} completed"
+    name = f"**{arm.arm}**" if arm.arm == facts.conclusion.best_arm else arm.arm
+    if judged and judged["mean"] is not None:
+        score, tasks = _value(judged["mean"], judged["low"], judged["high"]), str(judged["n_tasks"])
+    else:
+        score, tasks = shown(arm.mean) if arm.scores else "-", "-"
+    return [name, status, str(len(arm.statuses)), score, tasks, _against(judged, facts.verdict)]
+
+
+def _against(judged: Mapping[str, Any] | None, verdict: Mapping[str, Any] | None) -> str:
+    if judged is None or verdict is None:
+        return "-"
+    if judged["arm"] == verdict["baseline_arm"]:
+        return "the baseline"
+    found = judged["vs_baseline"]
+    if not found or found["difference"] is None:
+        return "not compared"
+    difference = shown(found["difference"], signed=True) + span(found["low"], found["high"], signed=True)
+    return f"{found['verdict']}, {difference}"
+
+
+def _troubles(facts: PageFacts) -> list[str]:
+    """Arms and seeds that have no score, and evaluations that broke, each with its reason."""
+    lines = []
+    for arm in facts.conclusion.arms:
+        if arm.why_unranked and "completed" in arm.statuses:
+            lines.append(f"- {arm.arm}: {arm.why_unranked}")
+        for run in facts.arms[arm.arm]:
+            name = _seed_name(arm, run)
+            lines += [f"- {name}: {run.status}{_why(run.error)}"] if run.status != "completed" else []
+            broken = [one for one in run.extras.get("evals", []) if one.error]
+            lines += [f"- {name}: {one.split}/{one.name} was not scored{_why(one.error)}" for one in broken]
+    return list(dict.fromkeys(lines))
+
+
+def _seed_name(arm: ArmSummary, run: RunResult) -> str:
+    return f"{arm.arm}, seed {run.extras['seed']}" if len(arm.statuses) > 1 and "seed" in run.extras else arm.arm
+
+
+def _why(error: str | None) -> str:
+    return f" ({' '.join(error.split())})" if error else ""
+
+
+def _stage_tables(facts: PageFacts) -> list[str]:
+    lines: list[str] = []
+    verdict = facts.verdict or {}
+    metric = str(facts.conclusion.metric or "").split(".", 1)[-1].rsplit("/", 1)[-1]
+    lower = [metric] if verdict.get("mode") == "min" else []
+    for arm, runs in facts.arms.items():
+        seeds = [run.extras.get("evals", []) for run in runs if run.status == "completed"]
+        stages = stage_names(seeds)
+        if stages:
+            lines += [f"### {arm}", "", *_stage_table(stage_rows(seeds, lower_is_better=lower), stages), ""]
+    if lines:
+        lines.append("Means over seeds. Forgetting: the best score after an earlier stage, less that after the last.")
+        lines.append("Transfer before a stage: the score after the stage before it, less that of the untrained model.")
+    return lines
+
+
+def _stage_table(rows: Sequence[StageRow], stages: list[str]) -> list[str]:
+    known = any(BEFORE in row.scores for row in rows)
+    columns = [BEFORE, *stages] if known else stages
+    head = ["benchmark", *("untrained" if stage == BEFORE else f"after {stage}" for stage in columns), "forgetting"]
+    later = stages[1:] if known else []
+    cells = [
+        [row.benchmark]
+        + [_number(row.scores.get(stage)) for stage in columns]
+        + [_number(row.forgetting, signed=True)]
+        + [_number(row.transfer.get(stage), signed=True) for stage in later]
+        for row in rows
+    ]
+    return _table([*head, *(f"transfer before {stage}" for stage in later)], cells)
+
+
+def _selection(facts: PageFacts) -> list[str]:
+    """On which scores an arm was, or could be, chosen, and what that would have to admit."""
+    metric = facts.conclusion.metric
+    if metric is None:
+        return ["Nothing was chosen: no `success_metric` is named."]
+    keys = sorted({key for run in facts.runs for key in matching(run, metric)})
+    n_arms = sum(bool(arm.scores) for arm in facts.conclusion.arms)
+    if not keys:
+        return [f"Nothing was chosen: no run has a score for {metric}."]
+    where = f"Arms are compared by {', '.join(keys)}."
+    tested = sorted({key for run in facts.runs for key in run.metrics if key.startswith("test/")} - set(keys))
+    if not all(key.startswith("test/") for key in keys):
+        aside = f" The test scores ({', '.join(tested)}) took no part in it." if tested else ""
+        return [where + aside + _picked(facts.verdict, n_arms)]
+    admit = (
+        f"would have to admit that the test set was looked at {_many(n_arms, 'time')} to choose one arm, that the "
+        "chosen arm's score there flatters it, and that only tasks nobody has looked at can say how good it is"
+    )
+    if facts.conclusion.best_arm is None or n_arms < 2:
+        return [f"{where} That is a test benchmark, and it selects nothing. A choice by it {admit}."]
+    by_test = f"{where} That is a test benchmark (`allow_test_selection`): whoever cites this choice {admit}."
+    return [by_test + _picked(facts.verdict, n_arms)]
+
+
+def _picked(verdict: Mapping[str, Any] | None, n_arms: int) -> str:
+    winner = (verdict or {}).get("winner")
+    if not winner or n_arms < 2 or winner["expected"] is None:
+        return ""
+    expected = _value(winner["expected"], winner["low"], winner["high"])
+    top = f"The top of {n_arms}, {winner['arm']}, scored {shown(winner['observed'])}"
+    return f" {top}; corrected for having been picked {expected}."
+
+
+def _cost(facts: PageFacts) -> list[str]:
+    own = [run for run in facts.runs if not _record(run).get("reused_from")]
+    took = totals(facts.journal, {run.run_id for run in own}) if facts.journal.exists() else Totals()
+    in_runs = sum(float(_record(run).get("seconds") or 0.0) for run in own)
+    rows = [
+        ["training steps", f"{took.steps:,}"],
+        ["training tokens", f"{took.tokens:,}" if took.tokens else "not counted"],
+        ["money for rollouts", _usd(took)],
+        *([f"money for {model.model}", _model_usd(model)] for model in facts.models),
+        ["time, start to end", f"{facts.seconds:.1f} s"],
+        ["time, all runs together", f"{in_runs:.1f} s"],
+    ]
+    rows += [[f"budget: {name}", f"{limit:g}"] for name, limit in ((facts.budget or {}).get("limits") or {}).items()]
+    lines = _table(["what", "how much"], rows)
+    taken = len(facts.runs) - len(own)
+    return lines + (["", f"Not counted: {_many(taken, 'run')} taken over from other experiments."] if taken else [])
+
+
+def _record(run: RunResult) -> dict[str, Any]:
+    folder = run.extras.get("run_dir")
+    try:
+        return run_result(Path(folder)) if folder else {}
+    except EvsysError:
+        return {}
+
+
+def _usd(took: Totals) -> str:
+    unknown = f", the price of {took.unpriced:,} rollouts is not known" if took.unpriced else ""
+    return f"{took.usd:.4f} USD{unknown}"
+
+
+def _model_usd(model: ModelScore) -> str:
+    return "not known" if model.cost_usd is None else f"{model.cost_usd:.4f} USD"
+
+
+def _figure_lines(drawn: figures.Drawn) -> list[str]:
+    pictures = [f"![{what}]({file})" for what, file in drawn.files.items()]
+    return [line for picture in pictures for line in (picture, "")][:-1] + ([drawn.note] if drawn.note else [])
+
+
+def _records(facts: PageFacts) -> list[str]:
+    name = facts.file_name
+    lines = [f"- `{name}.{EXPERIMENT_RESULT_FILE}`: all numbers, the conclusion, the config"]
+    lines.append(f"- `{name}.{JOURNAL_FILE}`: every event and every rollout of evaluations")
+    if facts.models:
+        lines.append(f"- `{name}.{MODEL_ROLLOUTS_FILE}`: what API models answered")
+    for run in facts.runs:
+        folder = run.extras.get("run_dir")
+        if folder:
+            lines.append(f"- `{Path(folder).name}/`: {run.run_id.rpartition('/')[2]}, {run.status}")
+    return lines + [f"- warning: {' '.join(warning.split())}" for warning in facts.warnings]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(head), line(["---"] * len(head)), *map(line, rows)] if rows else []
+
+
+def _value(mean: float, low: float | None, high: float | None) -> str:
+    return shown(mean) + span(low, high)
+
+
+def _number(value: float | None, *, signed: bool = False) -> str:
+    return "-" if value is None else shown(value, signed=signed)
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"

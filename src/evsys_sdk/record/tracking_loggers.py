@@ -1,0 +1,234 @@
+"""Callbacks that show runs in TensorBoard, Weights & Biases and MLflow.
+
+In: a run's events. Out: event files, wandb runs, MLflow runs, one per run and attempt (`trackers`). Which library is
+told what, and how, is known only here; each is loaded when its callback is made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from evsys_sdk.config.models import Params
+from evsys_sdk.errors import EvsysError, blame, need
+from evsys_sdk.protocols import RunContext, RunResult
+from evsys_sdk.record.log_stores import TensorBoardLogStore
+from evsys_sdk.record.trackers import (
+    Tracker,
+    TrackingCallback,
+    attempt_number,
+    flat,
+    group_name,
+    run_name,
+    settings_of,
+)
+from evsys_sdk.registry import register_callback
+
+
+@register_callback("tensorboard_logger", yields=True)
+class TensorBoardLogger(TrackingCallback):
+    """Event files in `<run>/logs/tensorboard_logger`; `tensorboard --logdir <output_dir>` shows all arms."""
+
+    requires: ClassVar = {"tensorboard": "tensorboard"}
+
+    class Config(Params): ...
+
+    def __init__(self, **params: Any):
+        super().__init__()
+        self.cfg = self.Config(**params)
+        need("tensorboard", extra="tensorboard")
+
+    def _open(self, ctx: RunContext) -> Tracker:
+        # A folder of its own: the log store of the same kind writes its events elsewhere in `logs`.
+        store = TensorBoardLogStore(log_dir=str(ctx.output_dir / "logs" / "tensorboard_logger"))
+        store.log_hyperparams(settings_of(ctx))
+        return _EventFiles(store)
+
+
+class _EventFiles:
+    def __init__(self, store: TensorBoardLogStore):
+        self._store = store
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._store.log_metrics(dict(metrics), step)
+
+    def note(self, name: str, text: str) -> None:
+        self._store.log_text(name, text)
+
+    def end(self, result: RunResult | None) -> None:
+        if result is not None:
+            self.note("status", _end_text(result))
+        self._store.close()
+
+
+@register_callback("wandb_logger", yields=True)
+class WandbLogger(TrackingCallback):
+    """A wandb run per run, grouped by arm; its files lie in `<run>/logs/wandb`."""
+
+    requires: ClassVar = {"wandb": "wandb"}
+
+    class Config(Params):
+        project: str | None = None
+        """By default the experiment's name."""
+        entity: str | None = None
+        mode: Literal["online", "offline", "disabled"] | None = None
+        """By default what WANDB_MODE says, else online. `offline` needs no network; `wandb sync` sends it later."""
+        tags: list[str] = Field(default_factory=list)
+
+    def __init__(self, **params: Any):
+        super().__init__()
+        self.cfg = self.Config(**params)
+        self._wandb: Any = need("wandb", extra="wandb")
+
+    def _open(self, ctx: RunContext) -> Tracker:
+        folder = ctx.output_dir / "logs" / "wandb"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with blame(EvsysError, "wandb.init"):
+            run = self._wandb.init(
+                project=self.cfg.project or re.sub(r"[/\\#?%:]", "-", str(ctx.config.name)),
+                entity=self.cfg.entity,
+                mode=self.cfg.mode,
+                name=run_name(ctx),
+                group=group_name(ctx),
+                tags=list(dict.fromkeys([*self.cfg.tags, *ctx.extras.get("tags", [])])),
+                config={**settings_of(ctx), "experiment": str(ctx.config.name), "run_dir": str(ctx.output_dir)},
+                dir=str(folder.parent),  # wandb makes the folder `wandb` in it
+                reinit="create_new",  # arms run at the same time
+                settings=self._wandb.Settings(silent=True, console="off"),
+            )
+            # An evaluation reports when training has gone on, and wandb's own step only moves forward.
+            run.define_metric("step")
+            run.define_metric("*", step_metric="step")
+        return _WandbRun(run)
+
+
+class _WandbRun:
+    def __init__(self, run: Any):
+        self._run = run
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log({**metrics, "step": step})
+
+    def note(self, name: str, text: str) -> None:
+        self._run.summary[name] = text
+
+    def end(self, result: RunResult | None) -> None:
+        if result is not None:
+            self.note("status", _end_text(result))
+        self._run.finish(exit_code=0 if result is not None and result.status in ("completed", "pruned") else 1)
+
+
+@register_callback("mlflow_logger", yields=True)
+class MlflowLogger(TrackingCallback):
+    """An MLflow run per run, in an MLflow experiment of the experiment's name."""
+
+    requires: ClassVar = {"mlflow": "mlflow"}
+
+    class Config(Params):
+        tracking_uri: str | None = None
+        """A server, `sqlite:///...` or `file:...`; by default MLFLOW_TRACKING_URI, else a file in output_dir."""
+        experiment: str | None = None
+        """By default the experiment's name."""
+
+    def __init__(self, **params: Any):
+        super().__init__()
+        self.cfg = self.Config(**params)
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a logger tells nobody but whom it was told to tell
+        need("mlflow", extra="mlflow")
+        self._client: Any = None
+        self._experiment_id = ""
+
+    def _open(self, ctx: RunContext) -> Tracker:
+        with blame(EvsysError, "MLflow"):
+            with self._lock:
+                if self._client is None:
+                    self._connect(ctx)
+            if ctx.resume:
+                self._put_away_earlier(ctx)
+            return _MlflowRun(self._client, self._create_run(ctx), settings_of(ctx))
+
+    def _connect(self, ctx: RunContext) -> None:
+        from mlflow import MlflowClient
+
+        folder = ctx.output_dir.absolute().parent
+        uri = self.cfg.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.sqlite'}"
+        if _is_folder(uri):  # MLflow 3 asks for this word before it writes to a folder
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        client, name = MlflowClient(tracking_uri=uri), self.cfg.experiment or str(ctx.config.name)
+        found = client.get_experiment_by_name(name)
+        artifacts = (folder / "mlflow_artifacts").as_uri() if uri.startswith("sqlite:") else None
+        self._experiment_id = found.experiment_id if found else client.create_experiment(name, artifacts)
+        self._client = client
+
+    def _create_run(self, ctx: RunContext) -> str:
+        tags = {"evsys.run_id": ctx.run_id, "evsys.run_dir": str(ctx.output_dir.absolute())}
+        tags |= {"evsys.arm": group_name(ctx), "evsys.attempt": str(attempt_number(ctx))}
+        tags |= {"evsys.tags": ", ".join(map(str, ctx.extras["tags"]))} if ctx.extras.get("tags") else {}
+        run = self._client.create_run(self._experiment_id, run_name=run_name(ctx), tags=tags)
+        return str(run.info.run_id)
+
+    def _put_away_earlier(self, ctx: RunContext) -> None:
+        """What the interrupted attempt told is told again, so its MLflow run goes to MLflow's bin (`restore_run`)."""
+        place = str(ctx.output_dir.absolute()).replace("'", "\\'")
+        query = f"tags.`evsys.run_dir` = '{place}'"
+        order = ["attributes.start_time DESC"]
+        for earlier in self._client.search_runs([self._experiment_id], query, max_results=1, order_by=order):
+            self._client.delete_run(earlier.info.run_id)
+
+    def on_experiment_end(self, results: list[RunResult]) -> None:
+        super().on_experiment_end(results)
+        conclusion = getattr(self._experiment, "conclusion", None)
+        if self._client is not None and conclusion is not None:
+            self._client.set_experiment_tag(self._experiment_id, "evsys.conclusion", conclusion.text[:LONGEST_TAG])
+
+
+LONGEST_TAG = 5000
+"""Of what MLflow takes as a tag."""
+LONGEST_PARAM = 500
+MOST_AT_ONCE = 100
+"""Params that MLflow takes in one call."""
+
+
+class _MlflowRun:
+    def __init__(self, client: Any, run_id: str, settings: dict[str, Any]):
+        from mlflow.entities import Param
+
+        self._client, self._id = client, run_id
+        params = [Param(mlflow_name(key), str(value)[:LONGEST_PARAM]) for key, value in flat(settings).items()]
+        for start in range(0, len(params), MOST_AT_ONCE):
+            client.log_batch(run_id, params=params[start : start + MOST_AT_ONCE])
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        values = [Metric(mlflow_name(name), float(value), now, step) for name, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=values)
+
+    def note(self, name: str, text: str) -> None:
+        self._client.set_tag(self._id, f"evsys.{mlflow_name(name)}", text[:LONGEST_TAG])
+
+    def end(self, result: RunResult | None) -> None:
+        ends = {"completed": "FINISHED", "failed": "FAILED"}
+        if result is not None:
+            self.note("status", _end_text(result))
+        self._client.set_terminated(self._id, ends.get(result.status, "KILLED") if result else "KILLED")
+
+
+def mlflow_name(name: str) -> str:
+    """`name` in the characters that MLflow takes: `pass@1` is `pass_at_1`."""
+    return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"))
+
+
+def _is_folder(uri: str) -> bool:
+    return uri.startswith("file:") or "://" not in uri or Path(uri).is_dir()
+
+
+def _end_text(result: RunResult) -> str:
+    return f"{result.status}: {result.error}" if result.error else result.status

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsys_sdk.atomic import write_json
+from evsys_sdk.eval.arm_scores import ArmScores
+from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.record import figures
+from evsys_sdk.record.conclusion import ArmSummary, Conclusion, Findings
+from evsys_sdk.record.experiment_page import PageFacts, page_text, write_page
+from evsys_sdk.record.journal import Journal
+
+METRIC = "val/tools/pass@1"
+
+
+def run(name: str, value: float | None = None, *, status: Any = "completed", **extras: Any) -> RunResult:
+    metrics = {} if value is None else {METRIC: value}
+    return RunResult(
+        run_id=f"exp/{name}", status=status, metrics=metrics, error=extras.pop("error", None), extras=extras
+    )
+
+
+def evaluated(value: float, step: int | None = None, **fields: Any) -> EvalResult:
+    return EvalResult(name="tools", split="val", step=step, scores=[Score(metric="pass@1", value=value)], **fields)
+
+
+def verdict_data(**means: float) -> dict[str, Any]:
+    tasks = range(40)
+    arms = [
+        ArmScores(arm=arm, seeds={s: {f"t{t}": float(t < mean * 40) for t in tasks} for s in (1, 2)}, failed={})
+        for arm, mean in means.items()
+    ]
+    return judge_arms(arms, metric="val.pass@1", mode="max", baseline_arm=None, untrained=None, also=[]).as_dict()
+
+
+def facts(folder: Path, **fields: Any) -> PageFacts:
+    arms = [
+        ArmSummary(arm="base", statuses=["completed"] * 2, scores=[0.2, 0.2]),
+        ArmSummary(arm="new|er", statuses=["completed", "failed"], scores=[0.9], errors=["out of\nmemory"]),
+    ]
+    runs = [
+        run("base__s1", 0.2, seed=1),
+        run("base__s2", 0.2, seed=2),
+        run("new__s1", 0.9, seed=1),
+        run("new__s2", status="failed", error="out of\nmemory", seed=2),
+    ]
+    text = "Hypothesis: it helps\na lot\nBest arm by val.pass@1: new|er.\nModels:\n  gpt: 0.5"
+    data = {"verdict": verdict_data(**{"base": 0.2, "new|er": 0.9})}
+    conclusion = Conclusion(
+        arms=arms, best_arm="new|er", text=text, metric="val.pass@1", findings=Findings(best_arm="new|er", data=data)
+    )
+    given = {"conclusion": conclusion, "runs": runs, "seconds": 12.345, "hypothesis": "it helps\na lot", **fields}
+    return PageFacts(name="my exp", file_name="my-exp", folder=folder, **given)
+
+
+def page(folder: Path, drawn: figures.Drawn | None = None, **fields: Any) -> list[str]:
+    return page_text(facts(folder, **fields), drawn or figures.Drawn()).splitlines()
+
+
+def test_the_page_tells_it_in_order(tmp_path: Path) -> None:
+    lines = page(tmp_path, figures.Drawn(files={"Curves": "my-exp.curves.png"}), description="What it is.")
+    assert [line for line in lines if line.startswith("#")] == [
+        "# my exp",
+        "## Hypothesis",
+        "## Verdict",
+        "## Arms",
+        "## Failed and unscored",
+        "## What was chosen on what",
+        "## Cost and time",
+        "## Figures",
+        "## Where the records lie",
+    ]
+    assert lines[2] == "What it is." and "2 arms, 4 runs: 3 completed, 1 failed." in lines
+    assert "![Curves](my-exp.curves.png)" in lines
+
+
+def test_the_verdict_is_the_conclusion_line_by_line_without_the_hypothesis(tmp_path: Path) -> None:
+    lines = page(tmp_path)
+    start = lines.index("## Verdict")
+    assert lines[start + 2 : start + 5] == ["- Best arm by val.pass@1: new|er.", "- Models:", "  - gpt: 0.5"]
+
+
+def test_an_arm_is_a_row_with_status_seeds_score_and_interval(tmp_path: Path) -> None:
+    rows = [line for line in page(tmp_path) if line.startswith("| ")]
+    base = next(row for row in rows if row.startswith("| base"))
+    newer = next(row for row in rows if "new" in row)
+    assert base.startswith("| base | completed | 2 | 0.200 [0.") and base.endswith("| 40 | the baseline |")
+    # A bar in a name is no new column, and the best arm stands out.
+    assert newer.startswith("| **new\\|er** | 1 of 2 completed | 2 | 0.900 [") and "| better, +0.700 [" in newer
+
+
+def test_a_failed_seed_and_a_broken_evaluation_have_their_reasons(tmp_path: Path) -> None:
+    broken = EvalResult(name="big", split="test", scores=[], error="no such file")
+    runs = [*facts(tmp_path).runs[:2], run("new__s1", 0.9, seed=1, evals=[broken]), facts(tmp_path).runs[3]]
+    lines = page(tmp_path, runs=runs)
+    assert "- new|er, seed 2: failed (out of memory)" in lines
+    assert "- new|er, seed 1: test/big was not scored (no such file)" in lines
+
+
+def test_a_choice_on_validation_says_that_test_scores_took_no_part(tmp_path: Path) -> None:
+    runs = facts(tmp_path).runs
+    runs[0].metrics["test/tools/pass@1"] = 0.1
+    text = "\n".join(page(tmp_path, runs=runs))
+    assert "Arms are compared by val/tools/pass@1. The test scores (test/tools/pass@1) took no part in it." in text
+    assert "The top of 2, new|er, scored 0.900; corrected for having been picked 0." in text
+
+
+def test_a_test_benchmark_says_what_a_choice_by_it_would_have_to_admit(tmp_path: Path) -> None:
+    runs = facts(tmp_path).runs
+    for result in runs:
+        result.metrics = {key.replace("val/", "test/"): value for key, value in result.metrics.items()}
+    found = facts(tmp_path)
+    conclusion = Conclusion(arms=found.conclusion.arms, best_arm=None, text="", metric="test.pass@1")
+    text = "\n".join(page(tmp_path, runs=runs, conclusion=conclusion))
+    assert "it selects nothing. A choice by it would have to admit that the test set was looked at 2 times" in text
+
+
+def test_a_chain_has_its_matrix_with_forgetting_and_transfer(tmp_path: Path) -> None:
+    chain = [evaluated(0.1, 0), evaluated(0.8, stage="one"), evaluated(0.5, stage="two")]
+    conclusion = Conclusion(arms=[ArmSummary(arm="chain", statuses=["completed"])], best_arm=None, text="")
+    lines = page(tmp_path, runs=[run("chain", evals=chain)], conclusion=conclusion)
+    assert "| benchmark | untrained | after one | after two | forgetting | transfer before two |" in lines
+    assert "| val/tools pass@1 | 0.100 | 0.800 | 0.500 | +0.300 | +0.700 |" in lines
+
+
+def test_cost_counts_each_step_once_and_no_run_that_was_taken_over(tmp_path: Path) -> None:
+    taken = tmp_path / "new__s1"
+    write_json(taken / "run_result.json", {"seconds": 5.0, "reused_from": "/elsewhere"})
+    with closing(Journal(tmp_path / "my-exp.journal.sqlite")) as journal:
+        for name in ("base__s1", "new__s1"):
+            line = journal.begin(f"exp/{name}", "f")
+            for step in (1, 2, 3):
+                line.add("step", {"metrics": {"loss": float("nan"), "tokens": 10}}, at=step)
+            line.supersede(after=2)
+            line.add("step", {"metrics": {"loss": 1.0, "tokens": 10}}, at=3)
+            line.add("rollout", {"cost_usd": 0.25, "metadata": {"unpriced": name == "base__s1"}}, at=3, key="t")
+    runs = facts(tmp_path).runs
+    runs[2].extras["run_dir"] = str(taken)
+    lines = page(tmp_path, runs=runs)
+    assert "| training steps | 3 |" in lines and "| training tokens | 30 |" in lines
+    assert "| money for rollouts | 0.2500 USD, the price of 1 rollouts is not known |" in lines
+    assert "| time, start to end | 12.3 s |" in lines
+    assert "Not counted: 1 run taken over from other experiments." in lines
+
+
+def test_without_matplotlib_a_line_says_how_to_get_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
+    path = write_page(facts(tmp_path))
+    assert path == tmp_path / "my-exp.experiment.md"
+    assert figures.HOW_TO_GET in path.read_text() and "evsys-sdk[plot]" in figures.HOW_TO_GET
+    assert [found.name for found in tmp_path.iterdir()] == ["my-exp.experiment.md"]
+
+
+def test_a_figure_that_fails_is_a_line_and_the_page_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # installed, and broken
+    path = write_page(facts(tmp_path))
+    assert path is not None and "No figures: drawing failed (" in path.read_text()
+
+
+def test_a_page_that_cannot_be_written_is_a_warning_and_no_error(tmp_path: Path, log_lines: list[Any]) -> None:
+    (tmp_path / "my-exp.experiment.md").mkdir()
+    assert write_page(facts(tmp_path)) is None
+    assert "the record is whole" in log_lines[-1].getMessage()

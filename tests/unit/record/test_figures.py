@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsys_sdk.eval.arm_scores import ArmScores
+from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.record.figures import MOST_COLOURS, Place, band, curves_of, draw, labels, learning_curves
+from evsys_sdk.record.journal import Journal
+
+JOURNAL = "exp.journal.sqlite"
+
+
+def place(folder: Path) -> Place:
+    return Place(folder=folder, file_name="exp", journal=folder / JOURNAL, title="costs $5 or $6")
+
+
+def world(folder: Path, n_arms: int = 2) -> dict[str, list[RunResult]]:
+    """Arms of two seeds with five steps each, scored at steps 0 and 5."""
+    arms = {
+        f"arm{a}": [
+            RunResult(run_id=f"exp/arm{a}__s{s}", status="completed", extras={"evals": scores(a)}) for s in (1, 2)
+        ]
+        for a in range(n_arms)
+    }
+    folder.mkdir(exist_ok=True)
+    with closing(Journal(folder / JOURNAL)) as journal:
+        for number, run in enumerate(run for runs in arms.values() for run in runs):
+            line = journal.begin(run.run_id, "f")
+            for step in range(1, 6):
+                line.add("step", {"metrics": {"loss": number + 1 / step, "lr": 0.1}}, at=step)
+    return arms
+
+
+def scores(arm: int) -> list[EvalResult]:
+    def at(step: int | None, value: float) -> EvalResult:
+        return EvalResult(name="tools", split="val", step=step, scores=[Score(metric="pass@1", value=value)])
+
+    return [at(5, 0.5 + arm / 10), at(0, 0.0), at(None, 0.9)]
+
+
+def verdict(n_arms: int = 2) -> dict[str, Any]:
+    arms = [
+        ArmScores(
+            arm=f"arm{a}", seeds={s: {f"t{t}": float(t < 5 + 9 * a) for t in range(40)} for s in (1, 2)}, failed={}
+        )
+        for a in range(n_arms)
+    ]
+    return judge_arms(arms, metric="val.pass@1", mode="max", baseline_arm=None, untrained=None, also=[]).as_dict()
+
+
+def test_curves_are_the_loss_of_every_seed_and_the_scores_of_the_loop(tmp_path: Path) -> None:
+    panels = curves_of(world(tmp_path), tmp_path / JOURNAL)
+    assert list(panels) == ["loss", "val/tools/pass@1"]
+    assert panels["loss"]["arm0"][1] == {1: 2.0, 2: 1.5, 3: 1 + 1 / 3, 4: 1.25, 5: 1.2}
+    assert panels["val/tools/pass@1"]["arm1"] == [{0: 0.0, 5: 0.6}] * 2  # in order, and without the final score
+
+
+def test_a_seed_that_failed_does_not_cut_its_arm_short(tmp_path: Path) -> None:
+    arms = world(tmp_path)
+    arms["arm0"][0].status = "failed"
+    assert len(curves_of(arms, tmp_path / JOURNAL)["loss"]["arm0"]) == 1
+
+
+def test_a_band_is_mean_lowest_and_highest_where_all_seeds_are() -> None:
+    assert band([{1: 1.0, 2: 2.0, 3: 9.0}, {1: 3.0, 2: 2.0}]) == ([1, 2], [2.0, 2.0], [1.0, 2.0], [3.0, 2.0])
+
+
+def test_long_names_are_told_apart() -> None:
+    names = [f"algorithm.params.learning_rate={n}e-5,algorithm.params.rank=8" for n in (1, 2)]
+    assert labels([*names, "base"]) == ["learning_rate=1e-5,rank=8", "learning_rate=2e-5,rank=8", "base"]
+    assert labels(["x" * 50 + "1" + "x" * 20, "x" * 50 + "2" + "x" * 20])[0].endswith(" (1)")
+
+
+def test_both_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = draw(world(tmp_path), verdict(), place(tmp_path))
+    assert drawn.files == {"Learning curves": "exp.curves.png", "Arms with their intervals": "exp.arms.png"}
+    for name in ("curves", "arms"):
+        assert (tmp_path / f"exp.{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "costs $5 or $6" in (tmp_path / f"exp.{name}.svg").read_text()
+
+
+def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for folder in ("a", "b"):
+        draw(world(tmp_path / folder), verdict(), place(tmp_path / folder))
+    for name in ("exp.curves.png", "exp.curves.svg", "exp.arms.png", "exp.arms.svg"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_line_and_a_band_per_arm_with_the_rest_in_grey(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    arms = world(tmp_path, MOST_COLOURS + 2)
+    figure = learning_curves(curves_of(arms, tmp_path / JOURNAL), order=list(arms), title="t")
+    axes = figure.axes[0]
+    assert (len(axes.lines), len(axes.collections)) == (MOST_COLOURS + 2, MOST_COLOURS)
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "2 other arms"
+
+
+def test_one_arm_of_one_step_has_no_figures_and_says_why(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = draw({"a": [RunResult(run_id="exp/a", status="completed")]}, None, place(tmp_path))
+    assert drawn.files == {} and "fewer than two steps" in drawn.note
