@@ -87,7 +87,7 @@ def _arm(name, backend, params, data=CHATS, kind=None):
 
 def _run(project, arms, folder="outputs", **top):
     """Run arms as one experiment; their records by name."""
-    path = project.config("name: all", runs=arms, output_dir=folder, imports=["my_focal"], **top)
+    path = project.config(f"name: from_{arms[0]['name']}", runs=arms, output_dir=folder, imports=["my_focal"], **top)
     result = Experiment.from_yaml(path).run()
     assert not result.unread_settings
     return {arm["name"]: project.record(arm["name"], folder) for arm in arms}
@@ -208,14 +208,14 @@ def test_a_run_whose_server_dies_names_its_checkpoint_and_goes_on_from_it_on_the
 
     def run(server, name, folder, **options):
         block = {"kind": "tinker", "params": {"base_url": server.url, "timeout_seconds": 2}}
-        path = world.config("name: dies", run=_arm(name, block, params, kind="sft"), output_dir=folder)
+        path = world.config(f"name: dies_{name}", run=_arm(name, block, params, kind="sft"), output_dir=folder)
         Experiment.from_yaml(path).run(RunOptions(**options))
         return world.record(name, folder)
 
     with ExitStack() as stack:
         server = stack.enter_context(background_server(tiny_engine, tmp_path / "kept"))
         whole = run(server, "whole", "outputs")
-        failed = run(server, "cut", "outputs", watchers=[PullThePlug(stack, at=3)])
+        failed = run(server, "cut", "outputs", fresh=True, watchers=[PullThePlug(stack, at=3)])
     assert failed["status"] == "failed" and "the checkpoint of step 2 (tinker://" in failed["error"]
     address = Address(port=urlsplit(server.url).port)
     with background_server(tiny_engine, tmp_path / "kept", address) as again:

@@ -100,7 +100,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "bench").mkdir()
     rows = [{"prompt": "say red", "completion": "red"}] * 3
     (tmp_path / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {"task_id": "a", "instruction": "say red", "verifier": {"fn_name": "exact_match", "expected": "red"}}
+    task = {"task_id": "a", "instruction": "which colour?", "verifier": {"fn_name": "exact_match", "expected": "red"}}
     (tmp_path / "bench/tasks.jsonl").write_text(json.dumps(task) + "\n")
     return tmp_path
 

@@ -93,9 +93,8 @@ def test_a_killed_experiment_is_running_and_then_interrupted(project):
 
 def _wait_for(project):
     for _ in range(120):
-        found = told(project, "history")["experiments"]
-        if found and told(project, "show", "hello_sft")["progress"]:
-            return found[0]
+        if told(project, "history")["experiments"] and told(project, "show", "hello_sft")["progress"]:
+            return told(project, "history")["experiments"][0]
         time.sleep(0.1)
     raise AssertionError("the experiment was never listed")
 

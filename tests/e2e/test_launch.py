@@ -115,3 +115,9 @@ def test_identical_runs_of_another_experiment_in_the_same_folder_are_taken_over(
     path = launched(name="other", output_dir="./outputs")
     _, said = _summary(project, path)
     assert said.count("is not run again") == 2
+
+
+def test_arms_that_are_alike_are_all_run(project, minimal_run):
+    runs = [minimal_run(name=name, algorithm__params={"max_steps": 2}) for name in ("one", "other")]
+    _, said = _summary(project, project.config(run=None, runs=runs))
+    assert "is not run again" not in said

@@ -51,9 +51,12 @@ def note_identity(journal: RunJournal, identity: str, run_dir: Path) -> None:
     journal.add(IDENTITY, {"run_dir": str(run_dir.absolute())}, at=0, key=identity)
 
 
-def find_identical(identity: str, output_dir: Path, *, is_child: bool) -> Found | None:
-    """A finished run with this identity, of an experiment that writes to this folder, or of a child's family."""
-    for path in _journals_near(output_dir, is_child):
+def find_identical(identity: str, own: Path, *, is_child: bool) -> Found | None:
+    """A finished run with this identity, of another experiment than that of the journal `own`: one that writes to the
+    same folder, or one of a child's family. Arms of one experiment that are alike are meant to be."""
+    for path in _journals_near(own.parent, is_child):
+        if path.resolve() == own.resolve():
+            continue
         try:
             with closing(StoredJournal(path)) as journal:
                 for found in _candidates(journal, identity):

@@ -96,7 +96,7 @@ class Workbench:
         earlier = plan.journal.latest(plan.run_id, fingerprint)
         if earlier is None:
             is_child = plan.experiment.parent_experiment_id is not None
-            same = find_identical(self.identity, run_dir.parent, is_child=is_child)
+            same = find_identical(self.identity, plan.journal.path, is_child=is_child)
             earlier = adopt(same, plan.journal, plan.run_id, fingerprint, run_dir) if same else None
         if earlier is None or earlier.completed:
             return finished(earlier, run_dir) if earlier is not None else None
