@@ -4,7 +4,7 @@
 QUICKSTART      ?= .venv/bin/evsys run examples/quickstart/config.yaml
 QUICKSTART_SETS ?= local
 DEV_SETS        ?= dev local tinker harbor frontier search
-PYTEST_ARGS     ?= -q -n auto
+PYTEST_ARGS     ?= -q -n auto --dist worksteal
 PERF            ?= $(sort $(wildcard perf/*.py))
 LOCK_FLAGS      ?=
 
