@@ -15,10 +15,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from evsys_sdk.algorithms.base import BaseAlgorithm
     from evsys_sdk.config.files import dump_yaml, load_yaml
+    from evsys_sdk.config.base import (
+        AlgorithmConfig, BackendConfig, CallbackSpec, DataStoreSpec, InferenceSpec, LogStoreSpec,
+        MetricSpec, Params, TransformSpec, VerifierSpec,
+    )
+    from evsys_sdk.config.metadata import BenchmarkEntry, Metadata
     from evsys_sdk.config.models import (
-        AlgorithmConfig, BackendConfig, BenchmarkEntry, CallbackSpec, ContinualConfig, DataConfig,
-        DataStoreSpec, EvalConfig, ExperimentConfig, InferenceSpec, LogStoreSpec, MatrixSpec,
-        Metadata, MetricSpec, ModelConfig, Params, RunConfig, TransformSpec, VerifierSpec,
+        ContinualConfig, DataConfig, EvalConfig, ExperimentConfig, MatrixSpec, ModelConfig,
+        RunConfig,
     )
     from evsys_sdk.data.workspace import Workspace
     from evsys_sdk.data_types import (
@@ -57,11 +61,12 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "algorithms.base": "BaseAlgorithm",
     "config.files": "dump_yaml load_yaml",
-    "config.models": """
-        AlgorithmConfig BackendConfig BenchmarkEntry CallbackSpec ContinualConfig DataConfig
-        DataStoreSpec EvalConfig ExperimentConfig InferenceSpec LogStoreSpec MatrixSpec Metadata
-        MetricSpec ModelConfig Params RunConfig TransformSpec VerifierSpec
+    "config.base": """
+        AlgorithmConfig BackendConfig CallbackSpec DataStoreSpec InferenceSpec LogStoreSpec MetricSpec Params
+        TransformSpec VerifierSpec
     """,
+    "config.metadata": "BenchmarkEntry Metadata",
+    "config.models": "ContinualConfig DataConfig EvalConfig ExperimentConfig MatrixSpec ModelConfig RunConfig",
     "data.workspace": "Workspace",
     "data_types": """
         ChatMessagesRow E2BVerifier HarborTask InProcessVerifier LLMJudgeVerifier PromptExample

@@ -17,8 +17,10 @@ from pydantic import ValidationError
 
 from evsys_sdk import registry
 from evsys_sdk.config.arms import arm_problems
+from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.files import load_yaml
-from evsys_sdk.config.models import SCHEMA_VERSION, BenchmarkEntry, DataConfig, ExperimentConfig, KindSpec, RunConfig
+from evsys_sdk.config.metadata import BenchmarkEntry
+from evsys_sdk.config.models import SCHEMA_VERSION, DataConfig, ExperimentConfig, RunConfig
 from evsys_sdk.config.project import import_extensions, path_folders, search_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data_types import HarborTask

@@ -30,7 +30,7 @@ STAGE_OF = {
 }  # fmt: skip
 ALLOWED = {("data", "config")}
 # Extensions everywhere base their `Config` on these.
-SETTINGS_BASE = {"evsys_sdk.config.models"}
+SETTINGS_BASE = {"evsys_sdk.config.base", "evsys_sdk.config.metadata", "evsys_sdk.config.models"}
 
 
 def _modules() -> list[Path]:

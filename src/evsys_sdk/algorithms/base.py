@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from evsys_sdk.asyncs import run_async
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import Row, RunContext, RunResult

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from evsys_sdk import registry
-from evsys_sdk.config.models import AlgorithmConfig, DataConfig, Name, Params
+from evsys_sdk.config.base import AlgorithmConfig, Name, Params
+from evsys_sdk.config.models import DataConfig
 from evsys_sdk.errors import BackendError, DataError, EvsysError
 from evsys_sdk.protocols import Row, RunContext, RunResult
 from evsys_sdk.registry import Registry, register_algorithm

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError
 from evsys_sdk.protocols import RunContext
 from evsys_sdk.registry import register_algorithm

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError, blame, need
 from evsys_sdk.registry import register_backend
 from evsys_sdk.surface import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError
 from evsys_sdk.registry import register_backend
 from evsys_sdk.surface import (

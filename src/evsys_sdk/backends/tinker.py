@@ -21,7 +21,7 @@ from pydantic import Field
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.backends.tinker_clients import TinkerSamplingClient, TinkerTrainingClient
 from evsys_sdk.backends.tinker_watch import Watch, as_our_error, is_transient, pause_seconds
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, need, not_known
 from evsys_sdk.registry import register_backend
 from evsys_sdk.surface import Capabilities

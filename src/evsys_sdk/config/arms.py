@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from evsys_sdk.config.models import ExperimentConfig, Hypothesis
+from evsys_sdk.config.metadata import Hypothesis
+from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import Problem, not_known
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from evsys_sdk.config.base import UNION_TAGS
 from evsys_sdk.config.document import KeyPath, show_path
-from evsys_sdk.config.models import UNION_TAGS
 from evsys_sdk.errors import Problem, closest
 
 _WORDS = {

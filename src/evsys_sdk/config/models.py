@@ -9,81 +9,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from evsys_sdk.config.base import (
+    AlgorithmConfig,
+    BackendConfig,
+    CallbackSpec,
+    DataStoreSpec,
+    InferenceSpec,
+    JsonDict,
+    LogStoreSpec,
+    MetricSpec,
+    Name,
+    Strict,
+    TransformSpec,
 )
+from evsys_sdk.config.metadata import Metadata, SuccessMetric, as_success_metric
 
-from evsys_sdk.config.reading import Tracked
-
-JsonDict = dict[str, Any]
 SCHEMA_VERSION = 1
-
-
-class Strict(Tracked, BaseModel):
-    """A config model: unknown keys are refused, and reads are noted (see `reading`)."""
-
-    model_config = ConfigDict(extra="forbid", validate_default=False, protected_namespaces=())
-
-
-class Params(Tracked, BaseModel):
-    """Base for an extension's `Config`. Optional: any pydantic model works."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("must not be empty")
-    if any(ord(letter) < 32 or 0xD800 <= ord(letter) <= 0xDFFF for letter in text):
-        raise ValueError("must be plain text without control characters")
-    return text
-
-
-Name = Annotated[str, AfterValidator(_not_blank)]
-
-
-class KindSpec(Strict):
-    """`{kind, params}`: a registry key and the settings of what it names."""
-
-    kind: Name
-    params: JsonDict = Field(default_factory=dict)
-
-
-class AlgorithmConfig(KindSpec): ...
-
-
-class VerifierSpec(KindSpec): ...
-
-
-class MetricSpec(KindSpec): ...
-
-
-class TransformSpec(KindSpec): ...
-
-
-class InferenceSpec(KindSpec): ...
-
-
-class CallbackSpec(KindSpec): ...
-
-
-class DataStoreSpec(KindSpec):
-    kind: Name = "local"
-
-
-class LogStoreSpec(KindSpec):
-    kind: Name = "jsonl"
-
-
-class BackendConfig(KindSpec):
-    kind: Name = "tinker"
 
 
 class ModelConfig(Strict):
@@ -172,201 +115,6 @@ class RunConfig(Strict):
         return self
 
 
-class HostedModel(InferenceSpec):
-    """A model that is not trained here, scored beside the arms: an inference client, or short `kind/model`."""
-
-    name: Name | None = None
-    """What it is called in the record; by default its `model` param, else its kind."""
-
-    @property
-    def label(self) -> str:
-        return self.name or str(self.params.get("model") or self.kind)
-
-
-def _as_hosted_model(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    kind, _, model = value.partition("/")  # names of models have slashes of their own
-    return {"kind": kind, "params": {"model": model} if model else {}}
-
-
-class BenchmarkEntry(Strict):
-    """One suite of tasks to score the model on."""
-
-    name: str | None = None
-    """Label in the metrics; without `id` and `path` also what is looked up (newest version)."""
-    id: str | None = None
-    path: str | None = None
-    split: Literal["val", "test"] | None = None
-    tags: list[str] = Field(default_factory=list)
-    run_every: int | None = Field(default=None, ge=1)
-    """Score the live model every N steps; without it, once after training."""
-    metrics: list[Name] = Field(default_factory=lambda: ["pass@1"], min_length=1)
-    num_samples: int | None = Field(default=None, ge=1)
-    """Rollouts per task; by default as many as the largest k among the metrics."""
-    max_tokens: int = Field(default=256, ge=1)
-    temperature: float = Field(default=1.0, ge=0)
-    limit: int | None = Field(default=None, ge=1)
-    breakdown_keys: list[str] = Field(default_factory=list)
-    baseline: bool = False
-    """Score the untrained model too, first of all."""
-    agent_import_path: str | None = None
-    """The agent that the model works in on these tasks, as in `rl`. Without one it answers once."""
-    agent_params: JsonDict = Field(default_factory=dict)
-    chat_template: str | None = None
-    """What renders these tasks instead of the model's own template: Jinja text, a file of it, or the name of a
-    tinker-cookbook renderer."""
-    n_concurrent: int | None = Field(default=None, ge=1)
-    """Rollouts of this entry at a time, beside those of training; by default they share the run's 64 places."""
-    models: list[Annotated[HostedModel, BeforeValidator(_as_hosted_model)]] = Field(default_factory=list)
-    """API models to score once per experiment, beside the arms and never ranked among them."""
-    engine: Literal["harbor"] = "harbor"
-
-    @model_validator(mode="after")
-    def _complete(self) -> BenchmarkEntry:
-        if not (self.name or self.id or self.path):
-            raise ValueError("needs `id`, `name` or `path`")
-        if self.id and self.path:
-            raise ValueError("id and path are both set; keep one")
-        roles = {tag for tag in self.tags if tag in ("val", "test")}
-        if len(roles | ({self.split} if self.split else set())) > 1:
-            raise ValueError("split and tags disagree: an entry is val or test, not both")
-        return self
-
-    @model_validator(mode="after")
-    def _agent_and_models(self) -> BenchmarkEntry:
-        if self.agent_params and self.agent_import_path is None:
-            raise ValueError("agent_params are those of an agent: set agent_import_path too")
-        if self.models and self.agent_import_path is not None:
-            raise ValueError(
-                "models are asked in words, without an agent, so their scores would not compare with those of "
-                f"{self.agent_import_path}; give them an entry of their own"
-            )
-        labels = [model.label for model in self.models]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        if twice:
-            raise ValueError(f"models need distinct names; twice: {', '.join(twice)} (set `name`)")
-        return self
-
-    @property
-    def role(self) -> str:
-        """`val` or `test`: the label that keeps scores apart and guards selection. Unlabelled means test."""
-        if self.split:
-            return self.split
-        return "val" if "val" in self.tags else "test"
-
-    @property
-    def label(self) -> str:
-        return self.name or self.id or str(self.path).rstrip("/").split("/")[-1]
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, dict) else value
-
-
-class SuccessMetric(Strict):
-    """By which number arms are compared."""
-
-    name: Name
-    mode: Literal["max", "min"] = "max"
-
-
-def _as_success_metric(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-DIRECTIONS = {
-    "higher": ("higher", "up", "increase", "greater", "more", "max"),
-    "lower": ("lower", "down", "decrease", "smaller", "less", "min"),
-}
-
-
-def _as_direction(value: Any) -> Any:
-    """`higher` or `lower`, also where it was said in another word."""
-    word = value.strip().lower() if isinstance(value, str) else value
-    return next((meant for meant, words in DIRECTIONS.items() if word in words), value)
-
-
-class Prediction(Strict):
-    """What the numbers will show, if the claim is right."""
-
-    arm: Name
-    vs: Name | None = None
-    """Another arm, or `untrained`; by default the baseline arm."""
-    metric: Name | None = None
-    """By default the success metric."""
-    direction: Annotated[Literal["higher", "lower"], BeforeValidator(_as_direction)] = "higher"
-    at_least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """By how much, in the metric's own unit: 0.05 is five points of pass@1."""
-
-    def __str__(self) -> str:
-        metric, vs = self.metric or "the success metric", self.vs or "the baseline arm"
-        by = f" by at least {self.at_least:g}" if self.at_least else ""
-        return f"{metric} of {self.arm} is {self.direction} than that of {vs}{by}"
-
-
-class Hypothesis(Strict):
-    """A claim that the experiment can decide: frozen at its start, judged at its end."""
-
-    claim: str = Field(min_length=1)
-    prediction: Prediction
-    confidence: float | None = Field(default=None, ge=0, le=1)
-    """How likely you think it is, from 0 to 1; the outcome says how far off that was."""
-
-    def __str__(self) -> str:
-        sure = "" if self.confidence is None else f" (confidence {self.confidence:g})"
-        return f"{self.claim.rstrip()}\nPrediction: {self.prediction}{sure}"
-
-
-UNION_TAGS = frozenset({"(text)", "(typed)", "(values)", "(range)"})
-"""What pydantic puts into the place of a mistake to say which form it took a value for that has several."""
-
-
-def _hypothesis_form(value: Any) -> str:
-    return "(typed)" if isinstance(value, dict | Hypothesis) else "(text)"
-
-
-TextOrHypothesis = Annotated[
-    Annotated[str, Tag("(text)")] | Annotated[Hypothesis, Tag("(typed)")], Discriminator(_hypothesis_form)
-]
-
-
-class Metadata(Strict):
-    """Free-form notes, in which the keys that the SDK reads are typed."""
-
-    model_config = ConfigDict(extra="allow")
-
-    hypothesis: TextOrHypothesis = ""
-    """Text, or `{claim, prediction, confidence}`, which the finished experiment then judges."""
-    tags: list[str] = Field(default_factory=list)
-    success_metric: Annotated[SuccessMetric | None, BeforeValidator(_as_success_metric)] = None
-    baseline_arm: Name | None = None
-    """The arm that the others are compared with; by default the first."""
-    allow_test_selection: bool = False
-    """Let test scores pick the best arm; the conclusion then says so."""
-    benchmark: Annotated[list[BenchmarkEntry], BeforeValidator(_as_list)] = Field(default_factory=list)
-
-    def __getitem__(self, key: str) -> Any:
-        """The reference calls metadata a dict, and it can be read like one."""
-        if key not in self:
-            raise KeyError(key)
-        return getattr(self, key)
-
-    def __contains__(self, key: object) -> bool:
-        return key in type(self).model_fields or key in (self.model_extra or {})
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return getattr(self, key) if key in self else default
-
-    @model_validator(mode="after")
-    def _distinct_benchmarks(self) -> Metadata:
-        keys = [(entry.role, entry.label) for entry in self.benchmark]
-        twice = sorted({f"{role}/{label}" for role, label in keys if keys.count((role, label)) > 1})
-        if twice:
-            raise ValueError(f"benchmark entries need distinct names per split; twice: {', '.join(twice)}")
-        return self
-
-
 class BudgetSpec(Strict):
     """What an experiment may spend, all its runs together; a limit that is not set is none."""
 
@@ -436,7 +184,7 @@ class SearchSpec(Strict):
     on."""
     space: dict[str, Axis] = Field(min_length=1)
     """Dotted setting of the run -> a list of values, or `{low, high, log, int}`."""
-    objective: Annotated[SuccessMetric | None, BeforeValidator(_as_success_metric)] = None
+    objective: Annotated[SuccessMetric | None, BeforeValidator(as_success_metric)] = None
     """What to search for; by default the success metric."""
     max_trials: int | None = Field(default=None, ge=1, le=10_000)
     """Arms; by default every combination, where there are finitely many."""

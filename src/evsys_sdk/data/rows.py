@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk import registry
-from evsys_sdk.config.models import DataConfig, TransformSpec
+from evsys_sdk.config.base import TransformSpec
+from evsys_sdk.config.models import DataConfig
 from evsys_sdk.data.columns import fingerprint, row_at
 from evsys_sdk.data.sources import DatasetPuller, Source, as_rows, open_source
 from evsys_sdk.errors import DataError, blame, shorten

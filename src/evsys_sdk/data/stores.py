@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from evsys_sdk import atomic, jsonl
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import DataError, closest, shorten
 from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_data_store

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from evsys_sdk.config.models import Hypothesis, Prediction
+from evsys_sdk.config.metadata import Hypothesis, Prediction
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.eval.verdict import Comparison, Verdict
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from evsys_sdk.answers import answer_in, parsed_json, same_answer, wanted_answer
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.protocols import Rollout, TaskScores
 from evsys_sdk.registry import register_metric

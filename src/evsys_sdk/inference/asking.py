@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from evsys_sdk.asyncs import run_async
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.surface import Messages
 

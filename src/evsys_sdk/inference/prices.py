@@ -11,7 +11,7 @@ import re
 
 from pydantic import Field
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 
 AS_OF = "2026-11-15"
 """The day the table was taken, from the price list in litellm 1.106.2."""

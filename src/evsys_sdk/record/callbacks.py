@@ -22,7 +22,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from evsys_sdk import atomic, registry
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import FOREIGN, Cancelled, EvsysError, closest
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunContext, RunResult

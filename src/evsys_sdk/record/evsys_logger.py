@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult
 from evsys_sdk.record.local_logger import conclude
 from evsys_sdk.record.wire import derived_id, new_id

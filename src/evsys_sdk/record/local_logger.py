@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk import atomic
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import to_dict
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from evsys_sdk import atomic, registry
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import Cancelled, EvsysError, blame, need
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import LogStore

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import EvsysError, blame, need
 from evsys_sdk.protocols import RunContext, RunResult
 from evsys_sdk.record.log_stores import TensorBoardLogStore

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, validate_call
 
 from evsys_sdk.answers import parsed_json
 from evsys_sdk.asyncs import on_thread
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import content_text, with_tools
 from evsys_sdk.errors import FOREIGN, DataError, EvsysError, blame, not_known
 from evsys_sdk.protocols import Renderer, Turn

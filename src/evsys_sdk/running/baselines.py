@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk import registry
-from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig, HostedModel
+from evsys_sdk.config.metadata import BenchmarkEntry, HostedModel
+from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.errors import Cancelled
 from evsys_sdk.eval.benchmark import Benchmark
 from evsys_sdk.jsonl import encode_row

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk import jsonl, registry
-from evsys_sdk.config.models import DataConfig, ExperimentConfig, KindSpec, RunConfig
+from evsys_sdk.config.base import KindSpec
+from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig
 from evsys_sdk.config.project import search_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.sources import find_path

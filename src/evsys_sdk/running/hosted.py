@@ -38,39 +38,18 @@ async def score_hosted(
     benchmark: Benchmark,
     client: Any,
     *,
-    metrics: Sequence[str] = ("pass@1",),
-    split: str = "test",
-    num_samples: int | None = None,
-    max_tokens: int = 256,
-    temperature: float = 1.0,
-    limit: int | None = None,
-    breakdown_keys: Sequence[str] = (),
-    step: int | None = None,
     concurrency: int = CONCURRENCY,
-    finished: FinishedRollouts | None = None,
     clock: Callable[[], float] = time.monotonic,
+    **options: Any,
 ) -> EvalResult:
-    """The client's scores; the options are those of `Benchmark.score`, without a seed, which providers do not take.
+    """The client's scores; `options` are those of `Benchmark.score` but for a seed, which providers do not take.
 
     `max_tokens` includes what a model thinks before it answers.
     """
     nobody: Any = None  # the client is asked in words; there are no tokens of ours to sample or to render
+    engine = HostedEngine(client, concurrency=concurrency, clock=clock)
     try:
-        return await benchmark.score(
-            engine=HostedEngine(client, concurrency=concurrency, clock=clock),
-            sampler=nobody,
-            renderer=nobody,
-            metrics=metrics,
-            split=split,
-            num_samples=num_samples,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            limit=limit,
-            breakdown_keys=breakdown_keys,
-            step=step,
-            finished=finished,
-            clock=clock,
-        )
+        return await benchmark.score(engine=engine, sampler=nobody, renderer=nobody, clock=clock, **options)
     finally:
         close = getattr(client, "aclose", None)
         if close is not None:

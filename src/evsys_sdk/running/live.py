@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from evsys_sdk.config.models import BenchmarkEntry
+from evsys_sdk.config.metadata import BenchmarkEntry
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, FinishedRollouts, KeptWeights, LogStore, RunContext, Snapshot
 from evsys_sdk.record.callbacks import CallbackList, eval_metrics

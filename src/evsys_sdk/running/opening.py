@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk import registry
-from evsys_sdk.config.models import BackendConfig, ModelConfig
+from evsys_sdk.config.base import BackendConfig
+from evsys_sdk.config.models import ModelConfig
 from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.errors import BackendError, EvsysError, blame
 from evsys_sdk.protocols import Renderer

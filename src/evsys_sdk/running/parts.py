@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evsys_sdk.config.models import KindSpec
+from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.reading import listening, settings_of, unread
 from evsys_sdk.errors import ConfigError, EvsysError, blame
 from evsys_sdk.registry import Registry, check_params

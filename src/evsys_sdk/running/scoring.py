@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from evsys_sdk import registry
 from evsys_sdk.asyncs import run_async
-from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig
+from evsys_sdk.config.metadata import BenchmarkEntry
+from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.project import path_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.workspace import Workspace

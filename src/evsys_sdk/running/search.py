@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from evsys_sdk.config.models import ExperimentConfig, RunConfig, SearchSpec, SuccessMetric
+from evsys_sdk.config.metadata import SuccessMetric
+from evsys_sdk.config.models import ExperimentConfig, RunConfig, SearchSpec
 from evsys_sdk.config.search import count_trials, origin_of_trials, trial_run
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.running.attempts import read_back

@@ -11,7 +11,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from evsys_sdk import registry
-from evsys_sdk.config.models import BenchmarkEntry, ExperimentConfig, KindSpec, RunConfig, SearchSpec
+from evsys_sdk.config.base import KindSpec
+from evsys_sdk.config.metadata import BenchmarkEntry
+from evsys_sdk.config.models import ExperimentConfig, RunConfig, SearchSpec
 from evsys_sdk.errors import EvsysError, Problem, blame, not_known
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import matching

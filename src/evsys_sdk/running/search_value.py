@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from evsys_sdk.config.models import ExperimentConfig, SuccessMetric
+from evsys_sdk.config.metadata import SuccessMetric
+from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import matching
 from evsys_sdk.running.pausing import metrics_at

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from evsys_sdk.config.models import Hypothesis, Metadata
+from evsys_sdk.config.metadata import Hypothesis, Metadata
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
 from evsys_sdk.eval.hypothesis import judge_hypothesis, predicted_pair

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.dockerfile import Recipe, recipe_of, what_is_missing
 from evsys_sdk.errors import MissingDependency, VerifierFailed, shorten
 from evsys_sdk.protocols import VerificationResult

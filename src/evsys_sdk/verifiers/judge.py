@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import EvsysError, VerifierFailed, not_known, shorten
 from evsys_sdk.protocols import VerificationResult

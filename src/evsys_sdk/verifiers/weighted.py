@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import register_verifier, verifiers

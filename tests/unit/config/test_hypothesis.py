@@ -7,7 +7,8 @@ import yaml
 
 from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import parse_config, plain
-from evsys_sdk.config.models import ExperimentConfig, Hypothesis, Metadata
+from evsys_sdk.config.metadata import Hypothesis, Metadata
+from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.schema import described_schema
 from evsys_sdk.errors import ConfigError
 

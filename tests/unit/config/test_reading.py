@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from evsys_sdk.config.base import Params
 from evsys_sdk.config.files import plain
-from evsys_sdk.config.models import ExperimentConfig, Params
+from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.reading import forget, listening, settings_of, unread
 
 

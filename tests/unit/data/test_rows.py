@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from evsys_sdk.config.models import DataConfig, TransformSpec
+from evsys_sdk.config.base import TransformSpec
+from evsys_sdk.config.models import DataConfig
 from evsys_sdk.config.reading import forget, settings_of, unread
 from evsys_sdk.data.rows import build_transforms, collector_paused, load_rows
 from evsys_sdk.data.stores import InMemoryDataStore, LocalDataStore

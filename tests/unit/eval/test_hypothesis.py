@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from evsys_sdk.config.models import Hypothesis
+from evsys_sdk.config.metadata import Hypothesis
 from evsys_sdk.eval.arm_scores import ArmScores
 from evsys_sdk.eval.hypothesis import fingerprint, judge_hypothesis, predicted_pair
 from evsys_sdk.eval.judging import judge_arms

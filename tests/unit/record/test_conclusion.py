@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.config.models import SuccessMetric
+from evsys_sdk.config.metadata import SuccessMetric
 from evsys_sdk.protocols import EvalResult, RunResult, Score
 from evsys_sdk.record.conclusion import Findings, ModelScore, conclude, matching, score_lines, stage_matrix
 

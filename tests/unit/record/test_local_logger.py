@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.config.models import Hypothesis
+from evsys_sdk.config.metadata import Hypothesis
 from evsys_sdk.data_types import ChatMessagesRow
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score, Turn
 from evsys_sdk.record.local_logger import LocalLogger, conclude

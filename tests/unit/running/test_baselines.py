@@ -99,7 +99,7 @@ def test_the_record_has_the_scores_of_the_models_and_what_they_said(tmp_path, cl
 
 
 def test_a_model_is_asked_as_the_entry_says_and_its_own_params_come_first(tmp_path, clever):
-    from evsys_sdk.config.models import Params
+    from evsys_sdk.config.base import Params
 
     @inference.register("careful")
     class Careful(Clever):

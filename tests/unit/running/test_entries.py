@@ -97,7 +97,7 @@ def test_what_makes_no_sense_in_an_entry_is_said(tmp_path, entry, said):
 
 
 def test_the_short_form_of_a_model_is_its_client_and_its_name():
-    from evsys_sdk.config.models import BenchmarkEntry
+    from evsys_sdk.config.metadata import BenchmarkEntry
 
     entry = BenchmarkEntry(name="x", models=["openai/meta/llama-3", {"kind": "mine", "name": "ours"}, "mine"])
     assert [(model.kind, model.params, model.label) for model in entry.models] == [

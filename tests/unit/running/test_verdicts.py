@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.config.models import Metadata
+from evsys_sdk.config.metadata import Metadata
 from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
 from evsys_sdk.running.verdicts import judge_experiment
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.data.columns import change_rows
 from evsys_sdk.protocols import Row
 

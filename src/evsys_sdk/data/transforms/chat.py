@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.data.columns import (
     ANSWER_COLUMNS,
     PROMPT_COLUMNS,

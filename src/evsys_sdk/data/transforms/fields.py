@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from evsys_sdk.config.models import Params
+from evsys_sdk.config.base import Params
 from evsys_sdk.data.columns import BadRow, MissingKey
 from evsys_sdk.data.templates import compile_template, parse_template
 from evsys_sdk.data.transforms.base import Change, RowByRow

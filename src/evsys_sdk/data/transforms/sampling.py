@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from evsys_sdk.config.models import Name, Params
+from evsys_sdk.config.base import Name, Params
 from evsys_sdk.data.columns import fingerprint, required
 from evsys_sdk.data.transforms.base import BuiltIn, Change, RowByRow
 from evsys_sdk.errors import DataError, not_known

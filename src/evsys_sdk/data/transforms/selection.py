@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from evsys_sdk.config.models import Name, Params
+from evsys_sdk.config.base import Name, Params
 from evsys_sdk.data.columns import BadRow, fingerprint, lookup, required
 from evsys_sdk.data.transforms.base import Change, RowByRow
 from evsys_sdk.errors import shorten

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from evsys_sdk.config.models import JsonDict, Name, Params
+from evsys_sdk.config.base import JsonDict, Name, Params
 from evsys_sdk.data.columns import (
     ANSWER_COLUMNS,
     PROMPT_COLUMNS,

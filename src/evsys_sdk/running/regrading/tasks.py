@@ -16,7 +16,8 @@ from evsys_sdk import registry
 from evsys_sdk.algorithms.combo import Phase, names_of
 from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import load_yaml, parse_config
-from evsys_sdk.config.models import BenchmarkEntry, DataConfig, ExperimentConfig, RunConfig
+from evsys_sdk.config.metadata import BenchmarkEntry
+from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig
 from evsys_sdk.config.project import project_root, search_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.rows import load_rows

@@ -1,0 +1,76 @@
+"""The words that every settings block is made of.
+
+In: nothing. Out: `Strict` for blocks of the YAML, `Params` for an extension's own settings, and `{kind, params}` specs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from evsys_sdk.config.reading import Tracked
+
+JsonDict = dict[str, Any]
+UNION_TAGS = frozenset({"(text)", "(typed)", "(values)", "(range)"})
+"""What pydantic puts into the place of a mistake to say which form it took a value for that has several."""
+
+
+class Strict(Tracked, BaseModel):
+    """A config model: unknown keys are refused, and reads are noted (see `reading`)."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=False, protected_namespaces=())
+
+
+class Params(Tracked, BaseModel):
+    """Base for an extension's `Config`. Optional: any pydantic model works."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    if any(ord(letter) < 32 or 0xD800 <= ord(letter) <= 0xDFFF for letter in text):
+        raise ValueError("must be plain text without control characters")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_not_blank)]
+
+
+class KindSpec(Strict):
+    """`{kind, params}`: a registry key and the settings of what it names."""
+
+    kind: Name
+    params: JsonDict = Field(default_factory=dict)
+
+
+class AlgorithmConfig(KindSpec): ...
+
+
+class VerifierSpec(KindSpec): ...
+
+
+class MetricSpec(KindSpec): ...
+
+
+class TransformSpec(KindSpec): ...
+
+
+class InferenceSpec(KindSpec): ...
+
+
+class CallbackSpec(KindSpec): ...
+
+
+class DataStoreSpec(KindSpec):
+    kind: Name = "local"
+
+
+class LogStoreSpec(KindSpec):
+    kind: Name = "jsonl"
+
+
+class BackendConfig(KindSpec):
+    kind: Name = "tinker"
