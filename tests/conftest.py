@@ -6,6 +6,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes to make says something of the machine, nothing of the code.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["engine/*"]
 

@@ -44,6 +44,8 @@ BUILT_INS = (
     "evsys_sdk.inference.claude",
     "evsys_sdk.inference.openai",
     "evsys_sdk.inference.gemini",
+    "evsys_sdk.running.launchers",
+    "evsys_sdk.running.ray_launcher",
 )
 
 

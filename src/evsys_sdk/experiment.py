@@ -7,11 +7,12 @@ In: an `ExperimentConfig`. Out: an `ExperimentResult`, and the same on disk. `ev
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +28,29 @@ from evsys_sdk.config.names import REHEARSALS, directory_name
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
-from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, MODEL_ROLLOUTS_FILE
-from evsys_sdk.errors import ConfigError, EvsysError, Problem, RunLocked
+from evsys_sdk.constants import MODEL_ROLLOUTS_FILE
+from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RunLocked
 from evsys_sdk.eval.hypothesis import fingerprint
 from evsys_sdk.preflight import deep_problems, ignored_settings
-from evsys_sdk.protocols import RunResult
+from evsys_sdk.protocols import Launcher, RunResult
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
+from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.experiment_page import PageFacts, write_page
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import hold
-from evsys_sdk.record.run_record import eval_summary
-from evsys_sdk.runner import RunPlan, execute_run
 from evsys_sdk.running.baselines import Baselines, write_rollouts
-from evsys_sdk.running.budget import Budget, BudgetSpent, begun_before, spent_before
+from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
 from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, take_up
+from evsys_sdk.running.outcome import ExperimentResult, record_path, summarise
 from evsys_sdk.running.parts import Parts
-from evsys_sdk.running.registering import contents, register_end, register_start
-from evsys_sdk.running.search import PlanArm, Search
+from evsys_sdk.running.registering import contents, note_launch, register_end, register_start
+from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
 from evsys_sdk.running.search_text import search_lines
 from evsys_sdk.running.verdicts import judge_experiment
+from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
 DRY_TASKS = 4
@@ -71,35 +73,8 @@ class RunOptions:
     """Settings that nothing reads are an error."""
     watchers: Sequence[Any] = ()
     """Callbacks of the caller's own, such as the terminal's progress display."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ExperimentResult:
-    """What an experiment came to."""
-
-    name: str
-    runs: list[RunResult]
-    conclusion: Conclusion
-    output_dir: Path
-    models: list[ModelScore] = field(default_factory=list)
-    """API models that were scored beside the arms."""
-    budget: dict[str, Any] | None = None
-    """What it might spend and what it spent, where there was a budget."""
-    search: dict[str, Any] | None = None
-    """Trials, values and rungs, where a search decided what the arms are."""
-    seconds: float = 0.0
-    unread_settings: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    """What went wrong beside the runs: hooks of callbacks at the experiment's start and end."""
-
-    @property
-    def best_arm(self) -> str | None:
-        return self.conclusion.best_arm
-
-    @property
-    def completed(self) -> bool:
-        """Whether every run came to its end, or was left behind by a search."""
-        return all(run.status in ("completed", "pruned") for run in self.runs)
+    launched: Callable[[ExperimentConfig, Path], Any] = note_launch
+    """Told once the experiment is this process's own, and where its record will be."""
 
 
 class Experiment:
@@ -135,33 +110,30 @@ class Experiment:
         forget(config)  # looking a config over is not reading it
         _ = config.output_dir  # but for this, which was
         output_dir = _made(output_dir)
-        with hold(output_dir / f".{directory_name(config.name)}.lock", f"experiment {config.name!r} in {output_dir}"):
-            return self._run(options, output_dir, facts | {"name": config.name}, started)
+        lock = output_dir / f".{directory_name(config.name)}.lock"
+        with hold(lock, f"experiment {config.name!r} in {output_dir}"), stop_on_signals(StopFlag()) as stop:
+            return self._run(options, output_dir, facts | {"name": config.name}, started, stop)
 
-    def _run(self, options: RunOptions, output_dir: Path, facts: Facts, started: float) -> ExperimentResult:
+    def _run(
+        self, options: RunOptions, output_dir: Path, facts: Facts, started: float, stop: StopFlag
+    ) -> ExperimentResult:
         config, parts = self.config, Parts()
         callbacks = self._callbacks(parts, options.watchers)
-        stop = StopFlag()
         with closing(Journal(journal_path(output_dir, config.name))) as journal:
             line = take_up(journal, config.name, facts, fresh=options.fresh or options.dry)
             limits = (config.budget, config.search.budget if config.search else None)
             budget = Budget.of(*limits, spent=spent_before(journal, line), begun=begun_before(journal, line))
             register_start(config, record_path(output_dir, config.name), facts)
+            options.launched(config, record_path(output_dir, config.name))
             callbacks.on_experiment_start(self)
-            plan = self._planner(output_dir, options, callbacks, stop, journal, budget, facts)
+            plan = self._planner(output_dir, options, callbacks, stop, line, budget, facts)
             baselines = self._baselines(options, parts, stop, journal)
-            with stop_on_signals(stop), baselines.beside() as models:
-                arms = self._arms(plan) if config.search is None else self._search(plan, line, options)
+            launcher = parts.build(registry.launchers, config.launcher, "launcher")
+            with closing(launcher), baselines.beside() as models:
+                execute = partial(_isolated, launcher=launcher)
+                arms = self._search(plan, execute, line, options) if config.search else self._arms(plan, execute)
+            self.conclusion = self._conclude(arms, models, line)
         results = [run for found in arms.values() for run in found]
-        metadata = config.metadata
-        self.conclusion = conclude(
-            arms,
-            hypothesis=str(metadata.hypothesis),
-            success=metadata.success_metric,
-            findings=judge_experiment(_not_pruned(arms), metadata),
-            models=models,
-            search=search_lines(self.search) if self.search else (),
-        )
         result = ExperimentResult(
             name=config.name,
             runs=results,
@@ -177,6 +149,21 @@ class Experiment:
         self._record(result, parts, options, contents(facts))
         return result
 
+    def _conclude(self, arms: dict[str, list[RunResult]], models: list[ModelScore], line: RunJournal) -> Conclusion:
+        """What the runs show; the verdict goes into the journal, each that was come to once."""
+        metadata = self.config.metadata
+        conclusion = conclude(
+            arms,
+            hypothesis=str(metadata.hypothesis),
+            success=metadata.success_metric,
+            findings=judge_experiment(_not_pruned(arms), metadata),
+            models=models,
+            search=search_lines(self.search) if self.search else (),
+        )
+        verdict = {"best_arm": conclusion.best_arm, "text": conclusion.text, **conclusion.findings.data}
+        line.add("verdict", verdict, at=0, key=config_hash(verdict))
+        return conclusion
+
     def check(self, *, strict: bool = False) -> None:
         """Refuse what cannot work before anything is spent."""
         refuse_shared_names(self.config)
@@ -191,13 +178,16 @@ class Experiment:
         ]
         return CallbackList([*built, *((type(watcher).__name__, watcher) for watcher in watchers)])
 
-    def _arms(self, plan: PlanArm) -> dict[str, list[RunResult]]:
-        """Every arm with the results of its seeds."""
+    def _arms(self, plan: PlanArm, execute: Execute) -> dict[str, list[RunResult]]:
+        """Every arm with the results of its seeds; runs execute on threads of their own, so many at a time."""
         arms = [(arm.name, plan(arm, index)) for index, arm in enumerate(self.config.all_runs())]
-        found = iter(run_all([run for _, runs in arms for run in runs], workers=self.config.max_concurrent_arms))
-        return {name: [next(found) for _ in runs] for name, runs in arms}
+        with ThreadPoolExecutor(self.config.max_concurrent_arms, thread_name_prefix="evsys-run") as pool:
+            found = pool.map(execute, [run for _, runs in arms for run in runs])
+            return {name: [next(found) for _ in runs] for name, runs in arms}
 
-    def _search(self, plan: PlanArm, line: RunJournal, options: RunOptions) -> dict[str, list[RunResult]]:
+    def _search(
+        self, plan: PlanArm, execute: Execute, line: RunJournal, options: RunOptions
+    ) -> dict[str, list[RunResult]]:
         """The same where a search decides what the arms are."""
 
         def say(text: str) -> None:
@@ -205,7 +195,7 @@ class Experiment:
                 tell(text)
 
         state = SearchState.of(line)
-        search = Search(config=self.config, plan=plan, execute=_isolated, state=state, say=say, dry=options.dry)
+        search = Search(config=self.config, plan=plan, execute=execute, state=state, say=say, dry=options.dry)
         search.run()
         arms = search.finished_arms()
         self.search, self.trials = search.summary(), [arm.run for arm in arms]
@@ -217,7 +207,7 @@ class Experiment:
         options: RunOptions,
         callbacks: CallbackList,
         stop: StopFlag,
-        journal: Journal,
+        line: RunJournal,
         budget: Budget,
         facts: Facts,
     ) -> PlanArm:
@@ -225,6 +215,8 @@ class Experiment:
         steps = [limit for limit in (options.max_steps, DRY_STEPS if options.dry else None) if limit is not None]
 
         def plan(arm: RunConfig, index: int) -> list[RunPlan]:
+            runs = seeds_of(arm, repeats=self.config.n_repeats, base_seed=self.config.base_seed)
+            line.add("arm", {"runs": [run.name for run in runs], "settings": plain(arm)}, at=0, key=arm.name)
             return [
                 RunPlan(
                     experiment=self.config,
@@ -233,7 +225,7 @@ class Experiment:
                     run_dir=output_dir / directory_name(run.name),
                     callbacks=callbacks,
                     stop=stop,
-                    journal=journal,
+                    journal=line.journal,
                     fresh=options.fresh or options.dry,
                     max_steps=min(steps, default=None),
                     max_tasks=DRY_TASKS if options.dry else None,
@@ -241,7 +233,7 @@ class Experiment:
                     contents=contents_for(run, facts),
                     ignored=self.ignored,
                 )
-                for run in seeds_of(arm, repeats=self.config.n_repeats, base_seed=self.config.base_seed)
+                for run in runs
             ]
 
         return plan
@@ -268,7 +260,7 @@ class Experiment:
             "ts": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         _ = config.imports  # read when extensions were imported, before the notes were cleared
-        elsewhere = ("run.", "runs[", *(WHAT_RUNS_READ if any(map(_was_taken_up, result.runs)) else ()))
+        elsewhere = ("run.", "runs[", *(WHAT_RUNS_READ if any(map(_was_done_elsewhere, result.runs)) else ()))
         top = [path for path in unread(config) if not path.startswith(elsewhere)] if result.completed else []
         own = dict.fromkeys([*top, *parts.unread()] if result.completed else [])
         result.unread_settings = list(
@@ -288,18 +280,14 @@ class Experiment:
         write_page(PageFacts.of(config, result, directory_name(config.name)))
 
 
-def record_path(output_dir: Path, name: str) -> Path:
-    return output_dir / f"{directory_name(name)}.{EXPERIMENT_RESULT_FILE}"
-
-
 def _not_pruned(arms: dict[str, list[RunResult]]) -> dict[str, list[RunResult]]:
     """The arms that a search did not leave behind: only they have come to something that can be compared."""
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
 
 
-def _was_taken_up(run: RunResult) -> bool:
-    """Whether an earlier process did part of it; what that one read of the shared settings is not known."""
-    return bool(run.extras.get("finished_before") or run.extras.get("resumed"))
+def _was_done_elsewhere(run: RunResult) -> bool:
+    """Whether another process did part of it; what that one read of the shared settings is not known."""
+    return any(run.extras.get(note) for note in ("finished_before", "resumed", "carried_out_by"))
 
 
 def _made(folder: Path) -> Path:
@@ -321,56 +309,19 @@ def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[Run
     ]
 
 
-def run_all(plans: Sequence[RunPlan], *, workers: int) -> list[RunResult]:
-    """Results in the order of the plans; runs execute on threads of their own, `workers` at a time."""
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="evsys-run") as pool:
-        return list(pool.map(_isolated, plans))
-
-
-def _isolated(plan: RunPlan) -> RunResult:
+def _isolated(plan: RunPlan, launcher: Launcher) -> RunResult:
+    """What came of a run, whatever happened to it."""
     if plan.stop.event.is_set():
         return RunResult(run_id=plan.run_id, status="cancelled", error="not started: the experiment was stopped")
     try:
-        return execute_run(plan)
-    except BudgetSpent as exc:
+        return launcher.execute(plan)
+    except Cancelled as exc:
         return RunResult(run_id=plan.run_id, status="cancelled", error=f"not started: {exc}")
     except RunLocked as exc:  # the directory is another process's: nothing may be written into it
         return RunResult(run_id=plan.run_id, status="failed", error=str(exc), extras={"run_name": plan.run.name})
     except Exception as exc:
         error = f"the run's record could not be kept: {exc}"
         return RunResult(run_id=plan.run_id, status="failed", error=error, extras={"run_name": plan.run.name})
-
-
-def summarise(result: ExperimentResult) -> dict[str, Any]:
-    """The result as plain data: what `--json` prints and the summary file holds."""
-    return {
-        "name": result.name,
-        "output_dir": str(result.output_dir),
-        "seconds": round(result.seconds, 3),
-        "best_arm": result.best_arm,
-        "conclusion": result.conclusion.text,
-        **result.conclusion.findings.data,
-        "arms": [asdict(arm) for arm in result.conclusion.arms],
-        "models": [
-            {"model": score.model, "cost_usd": score.cost_usd, **eval_summary(score.result)} for score in result.models
-        ],
-        "budget": result.budget,
-        "search": result.search,
-        "unread_settings": result.unread_settings,
-        "warnings": result.warnings,
-        "runs": [
-            {
-                "run_id": run.run_id,
-                "status": run.status,
-                "metrics": run.metrics,
-                "artifacts": run.artifacts,
-                "error": run.error,
-                "evals": [eval_summary(found) for found in run.extras.get("evals", [])],
-                "run_dir": run.extras.get("run_dir"),
-            }
-            for run in result.runs
-        ],
-    }
 
 
 def run_experiment(config: ExperimentConfig | str | Path | dict[str, Any]) -> list[RunResult]:
@@ -380,12 +331,3 @@ def run_experiment(config: ExperimentConfig | str | Path | dict[str, Any]) -> li
     elif isinstance(config, dict):
         config = parse_config(Document(label="config", data=config), folder=Path.cwd())
     return Experiment(config).run().runs
-
-
-def strict_problems(result: ExperimentResult, config: ExperimentConfig) -> list[Problem]:
-    """Under `--strict`: the settings that nothing read, as problems."""
-    source = source_of(config)
-    return [
-        source.located(Problem(path=path, message="unread setting: nothing looked at it during the run"))
-        for path in result.unread_settings
-    ]

@@ -50,11 +50,15 @@ def configure_logger(
         root.removeHandler(old)
     handler = handler or _StderrHandler()
     handler.evsys = True  # type: ignore[attr-defined]
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(line_format())
     root.addHandler(handler)
     root.propagate = False
     set_level(level if level is not None else environ.get(ENV_LOGGING_LEVEL) or "WARNING")
     return root
+
+
+def line_format() -> logging.Formatter:
+    return logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
 
 
 def set_level(level: str | int) -> None:

@@ -104,6 +104,7 @@ def _block(place: str, kinds: Registry, spec: KindSpec) -> Block:
 def _experiment_blocks(config: ExperimentConfig) -> Iterator[Block]:
     yield _block("data_store", registry.data_stores, config.data_store)
     yield from _log_store_blocks(_block("log_store", registry.log_stores, config.log_store))
+    yield _block("launcher", registry.launchers, config.launcher)
     for index, callback in enumerate(config.callbacks):
         yield _block(f"callbacks[{index}]", registry.callbacks, callback)
 

@@ -238,7 +238,13 @@ class Agent(Protocol):
 class Launcher(Protocol):
     """Where do the runs of an experiment execute?"""
 
-    def launch(self, runs: Sequence[Any], execute: Any) -> list[RunResult]: ...
+    def execute(self, plan: Any) -> RunResult:
+        """Carry out one run (a `RunPlan`) and leave its record. Called from `max_concurrent_arms` threads at once."""
+        ...
+
+    def close(self) -> None:
+        """The experiment is over."""
+        ...
 
 
 class Callback(Protocol):

@@ -29,12 +29,20 @@ from evsys_sdk.verifiers.grading import grade
 
 
 def execute_run(plan: RunPlan) -> RunResult:
+    """The result of one run, which is carried out unless it was before."""
+    return finished_before(plan) or carry_out(plan)
+
+
+def finished_before(plan: RunPlan) -> RunResult | None:
+    """The result of this very run, if it came to its end in an earlier process."""
+    with open_run_dir(plan.run_dir) as run_dir:
+        return Workbench.for_plan(plan, run_dir).finished_before()
+
+
+def carry_out(plan: RunPlan) -> RunResult:
     """Carry out one run and leave its record."""
     with open_run_dir(plan.run_dir) as run_dir:
         bench = Workbench.for_plan(plan, run_dir)
-        before = bench.finished_before()
-        if before is not None:
-            return before
         plan.budget.begin_run(plan.run_id)
         bench.begin_attempt()
         with plan.stop.working():
@@ -48,6 +56,16 @@ def execute_run(plan: RunPlan) -> RunResult:
         written = bench.record.write(result, unread=bench.unread_settings() if result.status == "completed" else [])
         written.extras["resumed"] = bench.resumed
         bench.journal.add("end", {"status": result.status, "error": result.error}, at=0, key=end_key(result))
+        return written
+
+
+def give_up(plan: RunPlan, error: str) -> RunResult:
+    """Leave the record of a run that cannot be carried out; what it had come to stays to go on from."""
+    with open_run_dir(plan.run_dir) as run_dir:
+        bench = Workbench.for_plan(plan, run_dir)
+        bench.begin_attempt()
+        written = bench.record.write(replace(bench.result, status="failed", error=error), unread=[])
+        bench.journal.add("end", {"status": "failed", "error": error}, at=0, key=end_key(written))
         return written
 
 

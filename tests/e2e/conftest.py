@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -128,3 +129,15 @@ def minimal_run() -> Callable[..., dict[str, Any]]:
         return run
 
     return make
+
+
+@pytest.fixture
+def record_tree() -> Callable[[Path], dict[str, Any]]:
+    """Every record below a folder, by its path, without clock readings."""
+    place = Path(__file__).with_name("record_trees.py")
+    spec = spec_from_file_location("record_trees", place)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Callable[[Path], dict[str, Any]] = module.record_tree
+    return found

@@ -22,6 +22,7 @@ from evsys_sdk.cli import (
     engine,
     eval,
     history,
+    logs,
     model,
     notes,
     registries,
@@ -29,6 +30,8 @@ from evsys_sdk.cli import (
     run,
     serve,
     show,
+    status,
+    stop,
     validate,
     verifier,
 )
@@ -37,6 +40,9 @@ from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_RUN_FAILED
 VERBS = (
     validate,
     run,
+    status,
+    logs,
+    stop,
     benchmark,
     eval,
     data,
@@ -85,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = build_parser()
     args = parser.parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     if not getattr(args, "run", None):
         parser.print_help()
         return EXIT_BAD_INPUT if args.verb else 0

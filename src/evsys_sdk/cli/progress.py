@@ -98,7 +98,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of the experiment's own, such as what a search decided."""
-        print(text, file=self.stream, flush=True)
+        self.stream.write(f"{text}\n")  # in one piece: runs speak at the same time
+        self.stream.flush()
 
     def changed(self, line: Line, *, always: bool = False) -> None:
         raise NotImplementedError
@@ -117,7 +118,14 @@ class PlainProgress(Progress):
         parts += [line.learning, line.score]
         eta = line.eta(now)
         parts.append(f"eta {eta}" if eta else "")
-        print(f"{line.name}: " + "  ".join(part for part in parts if part), file=self.stream, flush=True)
+        self.say(f"{line.name}: " + "  ".join(part for part in parts if part))
+
+
+class StampedProgress(PlainProgress):
+    """The same with the time of day before each line: for a file that is read later."""
+
+    def say(self, text: str) -> None:
+        super().say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 class LiveProgress(Progress):

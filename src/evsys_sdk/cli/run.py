@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.flags import positive
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
+
+if TYPE_CHECKING:
+    from evsys_sdk.cli.run_log import RunLog
+    from evsys_sdk.experiment import Experiment
+    from evsys_sdk.running.outcome import ExperimentResult
 
 
 def add_parser(verbs: Any) -> None:
@@ -32,45 +39,52 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE", help="override")
     parser.add_argument("--strict", action="store_true", help="settings that nothing reads are errors")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="run in a process of its own and print its launch record; see evsys status, logs and stop",
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary (or the launch record) as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    from evsys_sdk.cli.detach import run_detached, starter_of_this
+
+    starter = starter_of_this()
+    if args.detach and starter is None:
+        return run_detached(args.argv, as_json=args.json)
+    from evsys_sdk.cli.run_log import RunLog
+
+    return _run_here(args, RunLog(["evsys", *args.argv], starter=starter))
+
+
+def _run_here(args: argparse.Namespace, log: RunLog) -> int:
     from evsys_sdk.atomic import to_json
-    from evsys_sdk.cli.progress import progress_display
-    from evsys_sdk.cli.streams import check_result_path, prints_to_stderr, write_result
+    from evsys_sdk.cli.streams import check_result_path, write_result
+    from evsys_sdk.cli.summary import print_summary
     from evsys_sdk.cli.validate import print_problems
     from evsys_sdk.errors import ConfigError
-    from evsys_sdk.experiment import Experiment, RunOptions, strict_problems, summarise
+    from evsys_sdk.experiment import Experiment
+    from evsys_sdk.running.outcome import strict_problems, summarise
 
     if args.output:
         check_result_path(args.output)
     try:
         experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
-        with prints_to_stderr(), progress_display(sys.stderr, live=not args.json) as watcher:
-            options = RunOptions(
-                max_steps=args.steps,
-                dry=args.dry,
-                fresh=args.fresh,
-                fork=args.fork,
-                strict=args.strict,
-                watchers=[watcher],
-            )
-            result = experiment.run(options)
+        result = _result(experiment, args, log)
     except ConfigError as exc:
         if not args.json:
             raise
         print_problems(args.path, exc)
         return EXIT_BAD_INPUT
+    log.summary(result)
     summary = to_json(summarise(result), indent=2)
     if args.output:
         write_result(args.output, summary + "\n")
-    if args.json:
+    if args.json and not args.detach:
         print(summary)
-    else:
-        from evsys_sdk.cli.summary import print_summary
-
+    elif not args.detach:
         print_summary(result)
     if not result.completed:
         return EXIT_RUN_FAILED
@@ -78,3 +92,26 @@ def run(args: argparse.Namespace) -> int:
         print(ConfigError(args.path, strict_problems(result, experiment.config)), file=sys.stderr)
         return EXIT_BAD_INPUT
     return EXIT_OK
+
+
+def _result(experiment: Experiment, args: argparse.Namespace, log: RunLog) -> ExperimentResult:
+    from evsys_sdk.config.names import REHEARSALS
+    from evsys_sdk.errors import RunLocked
+    from evsys_sdk.experiment import RunOptions
+
+    with log.display(live=not args.json) as watchers:
+        options = RunOptions(
+            max_steps=args.steps,
+            dry=args.dry,
+            fresh=args.fresh,
+            fork=args.fork,
+            strict=args.strict,
+            watchers=watchers,
+            launched=log.launched,
+        )
+        try:
+            return experiment.run(options)
+        except RunLocked as exc:
+            config = experiment.config
+            ref = str(Path(config.output_dir) / REHEARSALS) if args.dry else config.name
+            raise RunLocked(f"{exc}\nnext: evsys status {shlex.quote(ref)}") from None

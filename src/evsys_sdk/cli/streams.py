@@ -13,14 +13,15 @@ from pathlib import Path
 
 
 @contextmanager
-def prints_to_stderr() -> Iterator[None]:
-    """While the block runs, everything written to stdout, also by C code and child processes, goes to stderr."""
+def prints_to_stderr() -> Iterator[int]:
+    """While the block runs, everything written to stdout, also by C code and child processes, goes to stderr; stdout
+    itself is kept in the descriptor that the block is given."""
     sys.stdout.flush()
     saved = os.dup(1)
     try:
         os.dup2(2, 1)
         with redirect_stdout(sys.stderr):
-            yield
+            yield saved
     finally:
         os.dup2(saved, 1)
         os.close(saved)

@@ -74,3 +74,7 @@ class LogStoreSpec(KindSpec):
 
 class BackendConfig(KindSpec):
     kind: Name = "tinker"
+
+
+class LauncherSpec(KindSpec):
+    kind: Name = "local"

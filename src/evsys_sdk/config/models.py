@@ -18,6 +18,7 @@ from evsys_sdk.config.base import (
     DataStoreSpec,
     InferenceSpec,
     JsonDict,
+    LauncherSpec,
     LogStoreSpec,
     MetricSpec,
     Name,
@@ -248,6 +249,8 @@ class ExperimentConfig(Strict):
     base_seed: int | None = Field(default=None, ge=0, lt=2**63 - 1000)
     """First seed of the repeats; by default each run's own `seed`."""
     max_concurrent_arms: int = Field(default=1, ge=1)
+    launcher: LauncherSpec = Field(default_factory=LauncherSpec)
+    """Where runs execute: `local`, in this process; `ray`, on a Ray cluster."""
     budget: BudgetSpec | None = None
     """A hard stop; what was trained and scored until then stays in the record."""
     leakage: Annotated[Literal["error", "warn", "off"], BeforeValidator(_off_for_false)] = "warn"

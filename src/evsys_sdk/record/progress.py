@@ -1,4 +1,4 @@
-"""How far an experiment without a result has come.
+"""How far the runs of an experiment have come.
 
 In: its journal, which is only read. Out: a `RunProgress` per run that was begun. A journal that cannot be read, because
 it is torn or being made this moment, tells nothing.
@@ -10,17 +10,28 @@ import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.record.journal import EXPERIMENT
 from evsys_sdk.record.stored import StoredJournal
 
-STATUS = """
-SELECT data FROM events WHERE run = ? AND attempt = (SELECT max(attempt) FROM attempts WHERE run = ?)
-AND kind = 'end' AND superseded = 0 ORDER BY id DESC LIMIT 1"""
-REACHED = """
-SELECT max(at) FROM events WHERE run = ? AND attempt = (SELECT max(attempt) FROM attempts WHERE run = ?)
-AND superseded = 0 AND kind = 'step'"""
+LAST = """
+SELECT at, data FROM events WHERE run = ? AND attempt = (SELECT max(attempt) FROM attempts WHERE run = ?)
+AND superseded = 0 AND kind IN ({kinds}) ORDER BY {order} DESC LIMIT 1"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastScore:
+    """What the last evaluation with a score said."""
+
+    benchmark: str
+    """`val/tools`, or the split alone for the run's own eval block."""
+    step: int | None
+    """None after training; 0 for the untrained model."""
+    metric: str
+    value: float
+    n_tasks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +40,14 @@ class RunProgress:
 
     run: str
     status: str | None
-    """None while it has not ended."""
+    """How it last ended; None while it has not."""
     step: int
     """The last training step that the journal has."""
+    total_steps: int | None = None
+    loss: float | None = None
+    reward: float | None = None
+    score: LastScore | None = None
+    run_dir: str | None = None
 
 
 def progress_in(journal: Path) -> list[RunProgress]:
@@ -44,7 +60,36 @@ def progress_in(journal: Path) -> list[RunProgress]:
 
 
 def _progress(journal: StoredJournal, run: str) -> RunProgress:
-    ended = journal.read(STATUS, (run, run))
-    reached = journal.read(REACHED, (run, run))
-    status = json.loads(ended[0][0]).get("status") if ended else None
-    return RunProgress(run=run.partition("/")[2] or run, status=status, step=reached[0][0] or 0)
+    step, found = _last(journal, run, "step", order="at")
+    metrics = found.get("metrics", {})
+    return RunProgress(
+        run=run.partition("/")[2] or run,
+        status=_last(journal, run, "end")[1].get("status"),
+        step=step,
+        total_steps=_last(journal, run, "train_start")[1].get("total_steps"),
+        loss=metrics.get("loss"),
+        reward=metrics.get("reward/mean"),
+        score=_score(_last(journal, run, "eval", "final_eval")[1]),
+        run_dir=_last(journal, run, "run")[1].get("run_dir"),
+    )
+
+
+def _last(journal: StoredJournal, run: str, *kinds: str, order: str = "id") -> tuple[int, dict[str, Any]]:
+    """Step and data of the last event of these kinds; 0 and nothing where there is none."""
+    query = LAST.format(kinds=", ".join("?" * len(kinds)), order=order)
+    rows = journal.read(query, (run, run, *kinds))
+    return (rows[0][0], json.loads(rows[0][1])) if rows else (0, {})
+
+
+def _score(told: dict[str, Any]) -> LastScore | None:
+    for score in told.get("scores", []):
+        if score["value"] is not None:
+            split, name = told["split"], told["name"]
+            return LastScore(
+                benchmark=split if split == name else f"{split}/{name}",
+                step=told["step"],
+                metric=score["metric"],
+                value=score["value"],
+                n_tasks=score["n_tasks"],
+            )
+    return None

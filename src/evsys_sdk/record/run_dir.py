@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from evsys_sdk.errors import EvsysError, RunLocked
@@ -19,6 +20,8 @@ from evsys_sdk.errors import EvsysError, RunLocked
 LOCK_FILE = ".lock"
 ATTEMPTS = "attempts"
 LOOKS, LOOK_SECONDS = 3, 0.02
+LONGEST_NAME = 400
+"""Of a process, as a lock names it."""
 
 
 @contextmanager
@@ -43,10 +46,11 @@ def hold(lock: Path, what: str) -> Iterator[None]:
         try:
             _lock(descriptor)
         except BlockingIOError:
-            owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
+            owner = os.pread(descriptor, LONGEST_NAME, 0).decode(errors="replace").strip() or "another process"
             raise RunLocked(f"{what} is in use by {owner}; wait for it or choose another output_dir") from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk the lock holds all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -77,6 +81,15 @@ def is_held(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def held_by(lock: Path) -> str | None:
+    """The process that holds this lock, or held it last, as `process 4711 on a-host`; None where none is named."""
+    try:
+        with open(lock, errors="replace") as handle:
+            return handle.read(LONGEST_NAME).strip() or None
+    except OSError:
+        return None
 
 
 def set_aside(path: Path, *, keep: Iterable[str] = ()) -> Path | None:

@@ -54,11 +54,7 @@ class Budget:
         cls, *specs: Any, spent: Spent, begun: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> Budget:
         """The budget of config blocks, of which the tighter limit holds, or one without limits."""
-        limits: dict[str, float] = {}
-        for spec, name in product([spec for spec in specs if spec is not None], LIMITS):
-            if (limit := getattr(spec, name)) is not None:
-                limits[name] = min(limit, limits.get(name, limit))
-        return cls(limits=limits, spent=spent, begun=set(begun), clock=clock, started=clock())
+        return cls(limits=limits_of(*specs), spent=spent, begun=set(begun), clock=clock, started=clock())
 
     def begin_run(self, run_id: str) -> None:
         """A run starts, or goes on; BudgetSpent when no more may."""
@@ -105,6 +101,15 @@ class Budget:
         return {"limits": self.limits, "spent": asdict(self.spent)} if self.limits else None
 
 
+def limits_of(*specs: Any) -> dict[str, float]:
+    """What config blocks allow together: of two limits the tighter one."""
+    limits: dict[str, float] = {}
+    for spec, name in product([spec for spec in specs if spec is not None], LIMITS):
+        if (limit := getattr(spec, name)) is not None:
+            limits[name] = min(limit, limits.get(name, limit))
+    return limits
+
+
 def spent_before(journal: Journal, line: RunJournal) -> Spent:
     """What the runs of this experiment have used since it was launched, also what was done twice after a kill."""
     [(since,)] = journal.read(
@@ -125,7 +130,7 @@ def spent_before(journal: Journal, line: RunJournal) -> Spent:
 def begun_before(journal: Journal, line: RunJournal) -> list[str]:
     """The runs of this experiment that were begun since it was launched, in this or another process."""
     rows = journal.read(
-        "SELECT DISTINCT run FROM events WHERE kind = 'identity' AND id > "
+        "SELECT DISTINCT run FROM events WHERE kind = 'run' AND id > "
         "(SELECT coalesce(min(id), 0) FROM events WHERE run = ? AND attempt = ?)",
         (line.run, line.attempt),
     )

@@ -51,10 +51,11 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals(stop: StopFlag) -> Iterator[None]:
-    """Route the signals to `stop` while the block runs; outside the main thread nothing changes."""
+def stop_on_signals(stop: StopFlag) -> Iterator[StopFlag]:
+    """Route the signals to `stop` while the block runs; outside the main thread nothing changes. A hangup that is
+    ignored (nohup) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield stop
         return
     before: dict[int, object] = {}
 
@@ -66,10 +67,13 @@ def stop_on_signals(stop: StopFlag) -> Iterator[None]:
         stop.interrupt()
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    for number in numbers:
         before[number] = signal.signal(number, handle)
     try:
-        yield
+        yield stop
     finally:
         for changed, old in before.items():
             signal.signal(changed, old)  # type: ignore[arg-type]

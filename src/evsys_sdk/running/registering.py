@@ -1,16 +1,20 @@
-"""An experiment makes itself known to the workspace, so that `evsys history` finds it.
+"""An experiment makes itself known: to the workspace, so that `evsys history` finds it, and beside its record, so that
+`evsys status` and `evsys stop` know its process.
 
-In: a config and where its record will be. Out: a line in the index of the project (`.evsys/`). Nothing here can fail a
-run: an index that cannot be written is done without.
+In: a config and where its record will be. Out: a line in the index of the project (`.evsys/`), and a launch record.
+Nothing here can fail a run: what cannot be written is done without.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evsys_sdk import __version__
 from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.names import REHEARSALS
@@ -20,6 +24,9 @@ from evsys_sdk.constants import WORKSPACE_DIR
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.digest import digest_of
 from evsys_sdk.record.index import note_results, note_start
+from evsys_sdk.record.launch_record import Launch, now_text, write_launch
+from evsys_sdk.record.processes import this_process
+from evsys_sdk.running.budget import limits_of
 
 CONTENTS = ("contents of ", "tasks of ", "code of ")
 
@@ -59,3 +66,39 @@ def _register(config: ExperimentConfig, record: Path, told: Mapping[str, Any], *
                 note_start(workspace, record, digest, now=time.time())
     except Exception as exc:  # history is a convenience; the run matters
         get_logger(__name__).warning("%s is not in evsys history: %s", config.name, exc)
+
+
+def note_launch(
+    config: ExperimentConfig,
+    record: Path,
+    *,
+    command: Sequence[str] | None = None,
+    log: Path | None = None,
+    detached: bool = False,
+) -> Launch:
+    """This process has the experiment and goes on with it: say so beside the record."""
+    process = this_process()
+    launch = Launch(
+        experiment=config.name,
+        pid=process.pid,
+        host=process.host,
+        born=process.born,
+        command=list(command or ["python", *sys.argv]),
+        cwd=str(Path.cwd()),
+        config=source_of(config).label,
+        output_dir=str(record.parent.absolute()),
+        record=str(record.absolute()),
+        log=None if log is None else str(log.absolute()),
+        started=now_text(),
+        detached=detached,
+        stoppable=threading.current_thread() is threading.main_thread(),
+        n_runs=None if config.search else len(config.all_runs()) * config.n_repeats,
+        budget=limits_of(config.budget, config.search.budget if config.search else None),
+        evsys=__version__,
+    )
+    try:
+        write_launch(launch)
+    except OSError as exc:
+        say = "evsys status and evsys stop will not know %s: its launch record cannot be written (%s)"
+        get_logger(__name__).warning(say, config.name, exc.strerror)
+    return launch

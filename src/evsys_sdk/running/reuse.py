@@ -23,7 +23,8 @@ from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import set_aside
 from evsys_sdk.record.stored import StoredJournal
 
-IDENTITY = "identity"
+IDENTITY = "run"
+"""The kind of event by which a run begins; its key is what makes it the same as another."""
 NAMES = ("name", "tags", "group")
 """Settings of a run that only say what it is called."""
 LOGS = "logs"

@@ -30,6 +30,7 @@ PRUNED, PAUSED = "pruned", "paused"
 
 PlanArm = Callable[[RunConfig, int], list[RunPlan]]
 """An arm and where it stands in the file -> its runs, one per seed."""
+Execute = Callable[[RunPlan], RunResult]
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Search:
 
     config: ExperimentConfig
     plan: PlanArm
-    execute: Callable[[RunPlan], RunResult]
+    execute: Execute
     state: SearchState
     say: Callable[[str], None]
     """Tells whoever watches."""

@@ -1,0 +1,224 @@
+"""Where an experiment stands, asked from any process.
+
+In: an experiment's place on disk. Out: its `Status`: whether a process has it, how far each run is, when something last
+happened, what is spent, what to do next. Nothing is asked of the process itself and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk.constants import RUN_RESULT_FILE
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.record.history import Entry, read_record
+from evsys_sdk.record.index import stat_of
+from evsys_sdk.record.journal import EXPERIMENT
+from evsys_sdk.record.launch_record import (
+    Launch,
+    asked_to_stop,
+    lock_of,
+    log_of,
+    read_launch,
+    reference_of,
+    running_launch,
+)
+from evsys_sdk.record.progress import LastScore, RunProgress, progress_in
+from evsys_sdk.record.run_dir import LOCK_FILE, held_by, is_held
+from evsys_sdk.record.stored import StoredJournal
+from evsys_sdk.running.budget import spent_before
+
+UNFINISHED = ("interrupted", "cancelled", "partial", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """One run."""
+
+    run: str
+    status: str
+    """running, waiting (its turn comes), interrupted, or how it ended: completed, failed, cancelled, pruned."""
+    step: int
+    total_steps: int | None
+    loss: float | None
+    reward: float | None
+    score: LastScore | None
+    error: str | None
+    last_written: float | None
+    """When it last wrote something to its directory, in seconds since the epoch."""
+    run_dir: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One experiment."""
+
+    experiment: str
+    state: str
+    """running, interrupted, or how it ended: completed, partial, failed, cancelled."""
+    when: float
+    """Since when it is running; otherwise when it ended, or was begun."""
+    record: str
+    launch: Launch | None
+    """The last launch, whether its process lives or not."""
+    holder: str | None
+    """The process that has the experiment now."""
+    asked_to_stop: str | None
+    last_event: float | None
+    """When something last went into the journal."""
+    runs: list[RunState]
+    n_runs: int | None
+    """All that there will be; None where that is not known."""
+    budget: dict[str, Any] | None
+    log: str | None
+    problem: str | None = None
+    next: list[str] = field(default_factory=list)
+
+    @property
+    def is_running(self) -> bool:
+        return self.holder is not None
+
+    @property
+    def ref(self) -> str:
+        """How commands name it."""
+        return reference_of(self.experiment, Path(self.record))
+
+    @property
+    def date(self) -> str:
+        return datetime.fromtimestamp(self.when, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+    def plain(self) -> dict[str, Any]:
+        """As `--json` tells it."""
+        told = asdict(self) | {"when": _iso(self.when), "last_event": _iso(self.last_event)}
+        return told | {"runs": [run | {"last_written": _iso(run["last_written"])} for run in told["runs"]]}
+
+
+def status_of(entry: Entry) -> Status:
+    record = entry.record
+    launch, holder = read_launch(record), None
+    if is_held(lock_of(record)):
+        launch, holder = running_launch(record), held_by(lock_of(record)) or "a process"
+    state, when = _state(entry, launch, running=holder is not None)
+    runs = [_run_state(run, launch, running=holder is not None) for run in progress_in(entry.journal)]
+    status = Status(
+        experiment=entry.name,
+        state=state,
+        when=when,
+        record=str(record),
+        launch=launch,
+        holder=holder,
+        asked_to_stop=asked_to_stop(launch, record) if launch and holder else None,
+        last_event=_last_change([entry.journal, entry.journal.with_name(f"{entry.journal.name}-wal")]),
+        runs=runs,
+        n_runs=launch.n_runs if launch else None,
+        budget=_budget(entry, launch, state),
+        log=str(log_of(record)) if log_of(record).is_file() else None,
+        problem=_problem(launch, holder) if holder else entry.problem,
+    )
+    return replace(status, next=_next(status))
+
+
+def _state(entry: Entry, launch: Launch | None, *, running: bool) -> tuple[str, float]:
+    if running:
+        return "running", launch.started_at if launch else entry.when
+    found = stat_of(entry.record)
+    if launch and (found is None or found.st_mtime < launch.started_at):
+        return "interrupted", launch.started_at  # that launch left no result
+    return entry.state, entry.when
+
+
+def _problem(launch: Launch | None, holder: str) -> str | None:
+    if launch and launch.process.is_here and not launch.process.is_alive:
+        return f"{holder} has ended, and something that it started still has the experiment's lock"
+    return None
+
+
+def _run_state(run: RunProgress, launch: Launch | None, *, running: bool) -> RunState:
+    """The record of a run is the truth of how it ended; the journal has that of an earlier attempt as well."""
+    folder = Path(run.run_dir) if run.run_dir else None
+    result = stat_of(folder / RUN_RESULT_FILE) if folder else None
+    ended = _json(folder / RUN_RESULT_FILE) if folder and result else {}
+    status, error = ended.get("status") or run.status or "interrupted", ended.get("error")
+    final = status in ("completed", "pruned") and result is not None
+    if running and folder and is_held(folder / LOCK_FILE) and not final:
+        status, error = "running", None
+    elif running and not final and (result is None or launch is None or result.st_mtime < launch.started_at):
+        status, error = "waiting", None
+    elif result is None and run.status != "completed":
+        status = "interrupted"
+    return RunState(
+        run=run.run,
+        status=status,
+        step=run.step,
+        total_steps=run.total_steps,
+        loss=run.loss,
+        reward=run.reward,
+        score=run.score,
+        error=error,
+        last_written=_last_change(_files_of(folder)) if folder else None,
+        run_dir=run.run_dir,
+    )
+
+
+def _files_of(folder: Path) -> Iterable[Path]:
+    for place in (folder, folder / "logs"):
+        try:
+            yield from (Path(entry.path) for entry in os.scandir(place) if entry.is_file())
+        except OSError:
+            continue
+
+
+def _budget(entry: Entry, launch: Launch | None, state: str) -> dict[str, Any] | None:
+    """Limits and spending: of an experiment with a result, what that says; of another, what the journal has."""
+    if not launch or not launch.budget:
+        return None
+    recorded = read_record(entry).get("budget") if state not in ("running", "interrupted") else None
+    if recorded:
+        return dict(recorded)
+    try:
+        with closing(StoredJournal(entry.journal)) as journal:
+            line = journal.latest(EXPERIMENT)
+            spent = asdict(spent_before(journal, line)) if line else {}
+    except EvsysError:
+        return None
+    spent["seconds"] = round(time.time() - launch.started_at, 1) if state == "running" else None
+    return {"limits": launch.budget, "spent": spent}
+
+
+def _next(status: Status) -> list[str]:
+    if status.is_running:
+        follow = [f"evsys logs {status.ref} -f"] if status.log else []
+        return [*follow, f"evsys stop {status.ref}"]
+    if status.state in UNFINISHED and status.launch:
+        return [_again(status.launch)]
+    return [f"evsys show {status.ref}"]
+
+
+def _again(launch: Launch) -> str:
+    """The command that goes on with it: the one that launched it, but for a --fresh, however short it was typed."""
+    command = shlex.join(word for word in launch.command if not ("--fresh".startswith(word) and len(word) > len("--f")))
+    return command if Path(launch.cwd) == Path.cwd() else f"cd {shlex.quote(launch.cwd)} && {command}"
+
+
+def _last_change(files: Iterable[Path]) -> float | None:
+    return max((found.st_mtime for file in files if (found := stat_of(file))), default=None)
+
+
+def _iso(moment: float | None) -> str | None:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds") if moment else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

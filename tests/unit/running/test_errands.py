@@ -1,0 +1,233 @@
+"""A run in another process, without the other process: orders and answers are pickled, a thread is the worker."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from inspect import isfunction
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from evsys_sdk.config.document import Document
+from evsys_sdk.config.files import parse_config
+from evsys_sdk.errors import Cancelled, EvsysError, RunLocked
+from evsys_sdk.experiment import Experiment, RunOptions
+from evsys_sdk.protocols import RunResult
+from evsys_sdk.record.run_dir import open_run_dir
+from evsys_sdk.registry import launchers
+from evsys_sdk.runner import finished_before
+from evsys_sdk.running.budget import Budget, BudgetSpent
+from evsys_sdk.running.distant import Order, work
+from evsys_sdk.running.errands import Answer, Call, Desk, DistantBudget, DistantJournal, Line, News
+from evsys_sdk.running.interrupts import StopFlag
+
+
+def sent(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def serve(line: Line, desk: Desk, seen=None) -> None:
+    while not desk.over:
+        for call in line.calls(5):
+            answer = desk.handle(sent(call))
+            if seen is not None:
+                seen.append(call.what)
+            if answer is not None:
+                line.answer(call.number, sent(answer))
+
+
+@launchers.register("in_a_thread")
+class ThreadLauncher:
+    """As the Ray launcher does it, with a thread in place of the cluster."""
+
+    calls: ClassVar[list[str]] = []
+
+    def execute(self, plan) -> RunResult:
+        before = finished_before(plan)
+        if before is not None:
+            return before
+        line, desk = Line(), Desk(plan)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work, sent(Order.of(plan, fresh=plan.fresh)), line, StopFlag(), where="a thread")
+            serve(line, desk, self.calls)
+            return sent(done.result()).result
+
+    def close(self) -> None: ...
+
+
+ROWS = [{"prompt": f"say {word}", "completion": word} for word in ("red", "green", "blue", "black")]
+
+
+def experiment(folder: Path, launcher: str, **top):
+    run = {
+        "name": "r0",
+        "model": {"name": "tiny"},
+        "data": {"source_kind": "in_memory", "rows": ROWS, "transforms": [{"kind": "jsonl_to_chat"}]},
+        "algorithm": {"kind": "sft", "params": {"max_steps": 6, "batch_size": 2, "save_every": 2}},
+        "backend": {"kind": "mock"},
+    }
+    data = {"name": "e", "output_dir": str(folder), "run": run, "launcher": {"kind": launcher}, **top}
+    return Experiment(parse_config(Document(label="config", data=data), folder=folder))
+
+
+class Watcher:
+    def __init__(self):
+        self.heard = []
+
+    def on_run_start(self, ctx):
+        self.heard.append(("start", ctx.extras["run_name"], len(ctx.extras["train_rows"]), ctx.resume))
+
+    def on_step(self, ctx, step, metrics):
+        self.heard.append((step, metrics["loss"]))
+        ctx.log_store.log_scalar("heard", step, step)
+
+    def on_checkpoint(self, ctx, step, path):
+        self.heard.append(("checkpoint", step))
+
+    def on_run_end(self, ctx, result):
+        self.heard.append(("end", result.status, result.metrics["steps"]))
+
+
+def journalled(folder: Path):
+    with sqlite3.connect(folder / "e.journal.sqlite") as db:
+        return db.execute("SELECT run, attempt, kind, key, at FROM events WHERE run != '' ORDER BY id").fetchall()
+
+
+def test_it_is_the_run_that_it_would_have_been_here(tmp_path):
+    found = {}
+    for launcher in ("local", "in_a_thread"):
+        watcher, folder = Watcher(), tmp_path / launcher
+        [run] = experiment(folder, launcher).run(RunOptions(watchers=[watcher])).runs
+        logged = (folder / "r0/logs/metrics.jsonl").read_text()
+        found[launcher] = (
+            run.metrics,
+            watcher.heard,
+            [event[2:] for event in journalled(folder) if event[2] != "run"],
+        )
+        assert run.status == "completed" and logged.count('"heard"') == 6
+    assert found["local"] == found["in_a_thread"]
+    assert "callbacks.on_step" in ThreadLauncher.calls, "it went through the desk"
+
+
+def test_a_finished_run_is_not_sent_away_again(tmp_path):
+    experiment(tmp_path, "in_a_thread").run()
+    ThreadLauncher.calls.clear()
+    [run] = experiment(tmp_path, "in_a_thread").run().runs
+    assert run.status == "completed" and ThreadLauncher.calls == []
+
+
+def test_a_budget_is_kept_across_processes(tmp_path):
+    result = experiment(tmp_path, "in_a_thread", budget={"steps": 4}).run()
+    [run] = result.runs
+    assert (run.status, run.error) == ("cancelled", "the budget is spent: 4 of 4 steps")
+    assert result.budget["spent"]["steps"] == 4
+
+
+def plan_of(experiment, tmp_path):
+    """The plan of the experiment's run, as a launcher gets it."""
+    plans = []
+
+    class Taker:
+        def execute(self, plan):
+            plans.append(plan)
+            raise Cancelled("taken")
+
+        def close(self): ...
+
+    launchers.entries.pop("taker", None)
+    launchers.register("taker")(Taker)
+    experiment.config.launcher.kind = "taker"
+    experiment.run()
+    return plans[0]
+
+
+def test_a_folder_that_is_not_shared_is_named(tmp_path):
+    plan = plan_of(experiment(tmp_path, "local"), tmp_path)
+    order = replace(Order.of(plan, fresh=False), journal=Path("/not/here/e.journal.sqlite"))
+    line, desk = Line(), Desk(plan)
+    with pytest.raises(EvsysError, match=r"machine 7 does not see /not/here: .* output_dir on a disk"):
+        work(order, line, StopFlag(), where="machine 7")
+    serve(line, desk)
+    assert desk.over, "whoever serves it is told that it is over"
+
+
+def test_a_lost_worker_that_still_holds_the_run_is_waited_for(tmp_path):
+    plan = plan_of(experiment(tmp_path, "local"), tmp_path)
+    order = Order.of(plan, fresh=False)
+    with open_run_dir(plan.run_dir):
+        with pytest.raises(RunLocked):
+            work(order, Line(), StopFlag(), where="here", lock_seconds=0)
+        stop = StopFlag()
+        threading.Timer(0.2, stop.set).start()
+        with pytest.raises(Cancelled):
+            work(order, Line(), stop, where="here", lock_seconds=60)
+
+
+class Plan:
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+
+def test_what_a_lost_worker_had_begun_is_given_back():
+    ended = []
+
+    class Callbacks:
+        def on_run_start(self, ctx): ...
+
+        def on_run_end(self, ctx, result):
+            ended.append((result.status, result.error))
+
+    budget = Budget(limits={"steps": 2})
+    plan = Plan(
+        budget=budget,
+        callbacks=Callbacks(),
+        run_id="e/r",
+        run_dir=Path(),
+        experiment=None,
+        run=Plan(seed=1),
+        max_steps=1,
+    )
+    desk = Desk(plan)
+    for what, args in (("budget.begin_step", ()), ("budget.end_step", (5,)), ("budget.begin_step", ())):
+        assert desk.handle(Call(run_id="e/r", what=what, args=args, number=1)) == Answer()
+    refused = desk.handle(Call(run_id="e/r", what="budget.begin_step", args=(), number=2))
+    assert isinstance(refused.error, BudgetSpent)
+    desk.worker_is_lost()
+    assert budget.reserved == 0 and budget.spent.steps == 1
+    assert ended == [], "callbacks had not heard of a start"
+    budget.begin_step()  # the place is free again
+    news = News(stage=None, start_from=None, resume=False, extras={})
+    desk.handle(Call(run_id="e/r", what="callbacks.on_run_start", args=(news,), number=3))
+    desk.worker_is_lost()
+    assert ended == [("cancelled", "its worker was lost")]
+
+
+def test_a_journal_that_breaks_fails_the_next_question():
+    class Journal:
+        def write(self, *args):
+            raise EvsysError("the disk is full")
+
+        def read(self, *args):
+            return [(1,)]
+
+    line, desk = Line(), Desk(Plan(journal=Journal()))
+    journal = DistantJournal(line, Path("e.sqlite"))
+    journal.write("INSERT", ())
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(journal.read, "SELECT", ())
+        for call in [*line.calls(5), *line.calls(1)]:
+            answer = desk.handle(call)
+            if answer is not None:
+                line.answer(call.number, answer)
+        with pytest.raises(EvsysError, match="the disk is full"):
+            asked.result(timeout=5)
+
+
+def test_the_stand_in_for_a_budget_asks_for_everything():
+    own = {name for name, found in vars(Budget).items() if isfunction(found) and not name.startswith("_")}
+    assert own - vars(DistantBudget).keys() == {"summary"}, "which only the experiment asks for"
