@@ -106,6 +106,10 @@ class RunLocked(EvsysError):
     """Another live process works in the same run directory."""
 
 
+class RecordLost(EvsysError):
+    """The runs are done, and what they came to could not be written."""
+
+
 class Cancelled(EvsysError):
     """The user (SIGINT, SIGTERM) asked the run to stop."""
 

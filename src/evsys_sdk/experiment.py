@@ -29,7 +29,7 @@ from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
 from evsys_sdk.constants import MODEL_ROLLOUTS_FILE
-from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RunLocked
+from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RecordLost, RunLocked
 from evsys_sdk.eval.hypothesis import fingerprint
 from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import Launcher, RunResult
@@ -42,8 +42,8 @@ from evsys_sdk.record.run_dir import hold
 from evsys_sdk.running.baselines import Baselines, write_rollouts
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
-from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, take_up
-from evsys_sdk.running.outcome import ExperimentResult, record_path, summarise
+from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, open_journal, take_up
+from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in, summarise
 from evsys_sdk.running.parts import Parts
 from evsys_sdk.running.registering import contents, note_launch, register_end, register_start
 from evsys_sdk.running.search import Execute, PlanArm, Search
@@ -119,8 +119,9 @@ class Experiment:
     ) -> ExperimentResult:
         config, parts = self.config, Parts()
         callbacks = self._callbacks(parts, options.watchers)
-        with closing(Journal(journal_path(output_dir, config.name))) as journal:
-            line = take_up(journal, config.name, facts, fresh=options.fresh or options.dry)
+        fresh = options.fresh or options.dry
+        with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
+            line = take_up(journal, config.name, facts, fresh=fresh)
             limits = (config.budget, config.search.budget if config.search else None)
             budget = Budget.of(*limits, spent=spent_before(journal, line), begun=begun_before(journal, line))
             register_start(config, record_path(output_dir, config.name), facts)
@@ -144,7 +145,9 @@ class Experiment:
             search=self.search,
         )
         callbacks.on_experiment_end(results)
-        result.seconds = time.monotonic() - started
+        is_retold = all(run.extras.get("finished_before") for run in results)
+        before = seconds_in(record_path(output_dir, config.name)) if is_retold else None
+        result.seconds = time.monotonic() - started if before is None else before
         result.warnings = callbacks.errors_of("")
         self._record(result, parts, options, contents(facts))
         return result
@@ -275,7 +278,8 @@ class Experiment:
             write_rollouts(result.models, path.with_name(f"{directory_name(config.name)}.{MODEL_ROLLOUTS_FILE}"))
             write_json(path, summary)
         except OSError as exc:
-            raise EvsysError(f"the experiment's record could not be written to {path}: {exc.strerror}") from exc
+            say = f"the experiment's record could not be written to {path}: {exc.strerror}"
+            raise RecordLost(f"{say}; the same command goes on from what there is") from exc
         register_end(config, path, summary)
         write_page(PageFacts.of(config, result, directory_name(config.name)))
 

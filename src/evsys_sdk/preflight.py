@@ -52,12 +52,14 @@ def validate_yaml(
 
 def deep_problems(config: ExperimentConfig) -> list[Problem]:
     """Everything that is wrong with the blocks, files and verifiers of a config, located."""
+    from evsys_sdk.running.metric_checks import metric_problems
     from evsys_sdk.running.search_checks import search_problems
 
     import_extensions(config)
     source = source_of(config)
     problems = [problem for block in _experiment_blocks(config) for problem in check_block(block)]
     problems += search_problems(config)
+    problems += metric_problems(config)
     problems += arm_problems(config)
     for index, entry in enumerate(config.metadata.benchmark):
         problems += _check_benchmark(entry, f"metadata.benchmark[{index}]", config)

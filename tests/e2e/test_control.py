@@ -130,9 +130,10 @@ def test_the_launch_record_comes_before_the_training_is_over(project, slow):
 
 
 def test_a_killed_one_is_interrupted_and_goes_on(project, slow):
-    path = slow(steps=40, latency=30)
+    path = slow(steps=60, latency=30)
     launch = told(project, "run", path, "--detach")
-    at_step(project, 7)
+    journal = project.root / "outputs/hello_sft.journal.sqlite"
+    wait_for(lambda: any(run.step >= 7 for run in progress_in(journal)))
     os.kill(launch["pid"], signal.SIGKILL)
     status = wait_for(lambda: (found := told(project, "status", "hello_sft"))["holder"] is None and found)
     assert status["state"] == "interrupted" and status["runs"][0]["status"] == "interrupted"

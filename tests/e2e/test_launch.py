@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 
 import pytest
 
@@ -121,3 +122,36 @@ def test_arms_that_are_alike_are_all_run(project, minimal_run):
     runs = [minimal_run(name=name, algorithm__params={"max_steps": 2}) for name in ("one", "other")]
     _, said = _summary(project, project.config(run=None, runs=runs))
     assert "is not run again" not in said
+
+
+def test_a_torn_journal_is_named_and_a_fresh_start_sets_it_aside(project):
+    path = project.config()
+    project.evsys("run", path, check=True)
+    journal = project.root / "outputs/hello_sft.journal.sqlite"
+    with open(journal, "r+b") as file:
+        file.truncate(20_000)
+    refused = project.evsys("run", path)
+    assert refused.returncode == 1 and str(journal.relative_to(project.root)) in refused.stderr
+    assert "next: the same command with --fresh" in refused.stderr and "Traceback" not in refused.stderr
+    again = project.evsys("run", path, "--fresh")
+    assert again.returncode == 0, again.stderr
+    assert [file.stat().st_size for file in journal.parent.glob("*.damaged-*[0-9]")] == [20_000]
+
+
+def test_a_finished_experiment_keeps_the_time_it_took(project):
+    path = project.config()
+    first = json.loads(project.evsys("run", path, "--json", check=True).stdout)
+    again = json.loads(project.evsys("run", path, "--json", check=True).stdout)
+    assert again["seconds"] == first["seconds"]
+
+
+def test_the_journal_has_the_arms_and_the_verdict(project):
+    project.evsys("run", project.config(n_repeats=2), check=True)
+    project.evsys("run", project.config(n_repeats=2), check=True)
+    with sqlite3.connect(project.root / "outputs/hello_sft.journal.sqlite") as db:
+        found = db.execute(
+            "SELECT kind, key, data FROM events WHERE run = '' AND kind IN ('arm', 'verdict')"
+        ).fetchall()
+    [(_, name, arm), (_, _, verdict)] = found
+    assert name == "r0" and json.loads(arm)["runs"] == ["r0__s42", "r0__s43"]
+    assert json.loads(verdict)["text"].count("r0: 2 of 2 seeds completed") == 1

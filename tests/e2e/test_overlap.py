@@ -11,6 +11,7 @@ import pytest
 from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import parse_config
 from evsys_sdk.experiment import Experiment, RunOptions
+from evsys_sdk.record.callbacks import EarlyStopping
 from evsys_sdk.registry import verifiers
 
 WORDS = ("red", "green", "blue", "black")
@@ -135,3 +136,19 @@ def test_an_entry_has_as_many_places_as_it_asks_for(tmp_path, watch):
         entry = {} if asked is None else {"n_concurrent": asked}
         result = experiment(tmp_path, f"places{asked}", fn_name="gathers", steps=1, **entry).run(RunOptions(fresh=True))
         assert most == places and result.runs[0].extras["evals"][0].scores[0].value == 1.0
+
+
+def test_a_stop_that_hangs_on_scores_comes_at_the_same_step_however_slow_they_are(tmp_path, watch):
+    @verifiers.register("takes_its_time")
+    class TakesItsTime:
+        async def verify(self, *, prompt, completion, target):
+            await asyncio.sleep(0.2)
+            return 0.0
+
+    stopping = EarlyStopping(metric="val/words/pass@1", mode="max", patience=1)
+    result = experiment(tmp_path, "x", fn_name="takes_its_time", steps=60, run_every=2).run(
+        RunOptions(watchers=[stopping])
+    )
+    (run,) = result.runs
+    assert run.metrics["steps"] == 4, "the second score is the first that is no better"
+    assert "best 0 at step 2" in run.extras["stopped_early"]

@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; every mistake a user can make ends in a message and an exit code, not a traceback."""
-    from evsys_sdk.errors import EvsysError
+    from evsys_sdk.errors import EvsysError, RecordLost
     from evsys_sdk.logs import configure_logger
 
     parser = build_parser()
@@ -98,6 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         configure_logger()
         return int(args.run(args))
+    except RecordLost as exc:
+        print(exc, file=sys.stderr)
+        return EXIT_RUN_FAILED
     except EvsysError as exc:
         print(exc, file=sys.stderr)
         return EXIT_BAD_INPUT

@@ -14,6 +14,8 @@ def print_summary(result: Any) -> None:
         print(f"{run.extras.get('run_name', run.run_id)}: {run.status}{_training(run.metrics)}")
         for line in score_lines(run.extras.get("evals", [])):
             print(f"  {line}")
+        if run.extras.get("stopped_early"):
+            print(f"  stopped early: {run.extras['stopped_early']}")
         if run.error:
             print(f"  error: {run.error}")
         for warning in run.extras.get("warnings", []):

@@ -4,8 +4,8 @@ In: the hooks of `protocols.Callback`, called by the runner and the loop. Out: e
 in order; one that raises is reported and the others go on. What the callbacks make of it is theirs.
 
 A callback stops a run early through `stop_reason`: a plain attribute speaks for every run the callback serves,
-a method `stop_reason(run_id)` for one. Arms run at the same time in threads, so the built-ins keep their notes
-per `ctx.run_id`.
+a method `stop_reason(run_id)` for one; one that decides by scores says so with `waits_for_scores = True`. Arms run
+at the same time in threads, so the built-ins keep their notes per `ctx.run_id`.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ class CallbackList:
                 return f"{kind}: {reason}"
         return None
 
+    def waits_for_scores(self) -> bool:
+        """Whether a callback decides by scores of the loop when a run stops: then each is waited for at its step, so
+        that the same run stops at the same step however fast the scoring was."""
+        return any(getattr(callback, "waits_for_scores", False) for _, callback in self.members)
+
     @property
     def errors(self) -> list[str]:
         """What went wrong in callbacks: one line per callback, hook and run, with how often."""
@@ -125,7 +130,8 @@ class CallbackList:
             first, times = self._failures.get(key, (f"{type(exc).__name__}: {exc}", 0))
             self._failures[key] = (first, times + 1)
         if times == 0:  # a hook that fails at every step is said once, and counted in `errors`
-            get_logger(__name__).error("%s (the run goes on)", self._describe(*key, first, 1), exc_info=exc)
+            told = None if isinstance(exc, EvsysError | OSError) else exc  # a full disk is nothing to debug
+            get_logger(__name__).error("%s (the run goes on)", self._describe(*key, first, 1), exc_info=told)
 
     def _describe(self, index: int, hook: str, run_id: str, text: str, times: int) -> str:
         often = f", {times} times" if times > 1 else ""
@@ -252,6 +258,10 @@ class EarlyStopping:
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
         self._watches: dict[str, _Watch] = {}
+
+    @property
+    def waits_for_scores(self) -> bool:
+        return self.cfg.metric.startswith(("val/", "eval/"))
 
     def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
         self._watches[ctx.run_id] = _Watch()

@@ -36,7 +36,7 @@ LONGEST_LABEL = 40
 COLOURS = ("#3264a8", "#d1661f", "#3a8a4d", "#a83f6f", "#6b5bb0", "#8a6d3b", "#2f97a6", "#555555")
 GREY = "#b8b8b8"
 VERDICTS = {"better": "#2e7d4f", "worse": "#b03a2e", "equivalent": "#3264a8", "undecided": "#8a8a8a"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -99,6 +99,12 @@ class Journal:
         query = f"SELECT 1 FROM events WHERE kind IN ('step', 'eval', 'final_eval', '{ROLLOUT}') LIMIT 1"
         return bool(self.read(query, ()))
 
+    def check(self) -> None:
+        """EvsysError when the file is damaged."""
+        [(found,)] = self.read("PRAGMA quick_check(1)", ())
+        if found != "ok":
+            raise EvsysError(f"the experiment's journal {self.path} is damaged: {found}")
+
     def close(self) -> None:
         with self._lock:
             self._db.close()

@@ -91,7 +91,8 @@ def _reached(run_dir: Path) -> Reached:
     """How far an attempt came; nowhere, if a manifest of its cannot be trusted."""
     try:
         manifests = manifests_in(run_dir)
-    except BackendError:
+    except BackendError as exc:
+        get_logger(__name__).warning("%s, so nothing can be gone on from", exc)
         return {}
     return {manifest.stage: last for manifest in manifests if (last := manifest.last_complete())}
 

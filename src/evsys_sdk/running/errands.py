@@ -151,6 +151,7 @@ class DistantCallbacks:
     def __init__(self, line: Line):
         self._line = line
         self._told: list[Any] | None = None
+        self._waits: bool | None = None
 
     def on_run_start(self, ctx: RunContext) -> None:
         self._tell("on_run_start", ctx)
@@ -176,6 +177,11 @@ class DistantCallbacks:
     def stop_reason(self, run_id: str) -> str | None:
         reason: str | None = self._line.ask("callbacks.stop_reason", run_id)
         return reason
+
+    def waits_for_scores(self) -> bool:
+        if self._waits is None:
+            self._waits = self._line.ask("callbacks.waits_for_scores")
+        return bool(self._waits)
 
     def errors_of(self, run_id: str) -> list[str]:
         errors: list[str] = self._line.ask("callbacks.errors_of", run_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.data.sources import open_source
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import EvsysError, shorten
+from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import DataStore
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
@@ -60,6 +62,27 @@ class Difference:
         if AN_ARM in (self.before, self.now):
             return f"  {self.place}: {'a new arm' if self.before is None else 'this arm is gone'}"
         return f"  {self.place}: {_shown(self.before)} -> {_shown(self.now)}"
+
+
+def open_journal(path: Path, *, fresh: bool) -> Journal:
+    """The journal at `path`; one that is damaged is set aside for a fresh start, and left alone otherwise."""
+    try:
+        journal = Journal(path)
+        try:
+            journal.check()
+        except EvsysError:
+            journal.close()
+            raise
+        return journal
+    except EvsysError as exc:
+        if not fresh or not path.is_file():
+            raise EvsysError(f"{exc}\nnext: the same command with --fresh sets it aside and begins anew") from exc
+        aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        for ending in ("", "-wal", "-shm"):
+            if (file := path.with_name(path.name + ending)).exists():
+                file.rename(aside.with_name(aside.name + ending))
+        get_logger(__name__).warning("the damaged journal %s is now %s", path, aside.name)
+        return Journal(path)
 
 
 def take_up(journal: Journal, name: str, facts: Facts, *, fresh: bool) -> RunJournal:

@@ -108,7 +108,9 @@ class LoopHooks:
         return [result for result in self.results if result.stage == self.stage]
 
     def train_start(self, total_steps: int | None) -> None:
-        self.callbacks.on_train_start(self.ctx, None if total_steps is None else self.first_step + total_steps)
+        total = None if total_steps is None else self.first_step + total_steps
+        self.journal.add("train_start", {"total_steps": total}, at=self.first_step, key=self.stage or "")
+        self.callbacks.on_train_start(self.ctx, total)
 
     def step_start(self, step: int) -> None:
         if self.pause_at is not None and self.first_step + step > self.pause_at:
@@ -132,6 +134,8 @@ class LoopHooks:
                 path = without_paths(await save(), self.ctx.output_dir.absolute())
                 self.journal.add("snapshot", {"path": path}, at=self.steps)
             self._start(due, sampler, self.steps)
+            if self.callbacks.waits_for_scores():
+                await self._all_scored()
         self.stop.check()
         await self._before_a_pause()
 
@@ -185,6 +189,8 @@ class LoopHooks:
             get_logger(__name__).warning("%s goes on from step %d (%s)", self.ctx.run_id, upto, last.state)
         if last.step:
             await self._score_what_is_missing(events, before, upto, last)
+            if self.callbacks.waits_for_scores():
+                await self._all_scored()
         await self._before_a_pause()
 
     async def _before_a_pause(self) -> None:
@@ -252,12 +258,15 @@ class LoopHooks:
         self.chosen = self.first_step + step
         return step, value
 
-    async def train_end(self, metrics: dict[str, float]) -> None:
+    async def _all_scored(self) -> None:
         while self.pending:
             under_way = list(self.pending)
             await asyncio.gather(*under_way)
             # Not left to the tasks' callbacks: gathering what is done already lets nothing else run.
             self.pending.difference_update(under_way)
+
+    async def train_end(self, metrics: dict[str, float]) -> None:
+        await self._all_scored()
         self.callbacks.on_train_end(self.ctx, metrics)
 
     def close(self) -> None:

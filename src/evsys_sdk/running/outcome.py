@@ -6,6 +6,7 @@ record on disk holds.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,11 @@ def strict_problems(result: ExperimentResult, config: ExperimentConfig) -> list[
 
 def record_path(output_dir: Path, name: str) -> Path:
     return output_dir / f"{directory_name(name)}.{EXPERIMENT_RESULT_FILE}"
+
+
+def seconds_in(record: Path) -> float | None:
+    """How long an experiment took whose record lies there."""
+    try:
+        return float(json.loads(record.read_text())["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -15,13 +15,8 @@ from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.metadata import BenchmarkEntry
 from evsys_sdk.config.models import ExperimentConfig, RunConfig, SearchSpec
 from evsys_sdk.errors import EvsysError, Problem, blame, not_known
-from evsys_sdk.protocols import RunResult
-from evsys_sdk.record.conclusion import matching
+from evsys_sdk.running.metric_checks import NUMBERS, keys_of, may_be_a_number, scores_of
 from evsys_sdk.running.search_value import objective_of
-
-NUMBERS = ("final_loss", "first_loss", "final_reward", "first_reward", "steps", "tokens")
-"""What our own algorithms say of a run, beside its scores."""
-OURS = "evsys_sdk."
 
 
 def search_problems(config: ExperimentConfig) -> Iterator[Problem]:
@@ -44,49 +39,19 @@ def _objective_problems(config: ExperimentConfig, search: SearchSpec) -> Iterato
         yield Problem(path="search.objective", message=message)
         return
     place = "metadata.success_metric" if search.objective is None else "search.objective"
-    scores, keys = _scores(config), _keys(config, objective.name)
+    scores, keys = scores_of(config), keys_of(config, objective.name)
     if keys and all(key.startswith("test/") for key in keys) and not config.metadata.allow_test_selection:
         message = "is scored on a test benchmark only, and test scores do not select; label an entry val"
         yield Problem(path=place, value=objective.name, message=message)
-    if not keys and not _may_be_a_number(config, objective.name):
+    if not keys and not may_be_a_number(config, objective.name):
         message = not_known(objective.name, "metric that these runs will have", [*scores, *NUMBERS])
         yield Problem(path=place, value=objective.name, message=message)
-
-
-def _scores(config: ExperimentConfig) -> list[str]:
-    """The scores that every run will have, by their names in the record."""
-    entries = [
-        f"{entry.role}/{entry.label}/{metric}" for entry in config.metadata.benchmark for metric in entry.metrics
-    ]
-    blocks = [run.eval for run in config.all_runs() if run.eval.enabled]
-    return list(dict.fromkeys([*entries, *(f"eval/{metric.kind}" for block in blocks for metric in block.metrics)]))
-
-
-def _keys(config: ExperimentConfig, name: str) -> list[str]:
-    """The scores that `name` means."""
-    scores = dict.fromkeys(_scores(config), 0.0)
-    return matching(RunResult(run_id="", status="completed", metrics=scores), name)
-
-
-def _may_be_a_number(config: ExperimentConfig, name: str) -> bool:
-    """Whether an algorithm may say it of a run; what a project's own algorithm says is not known."""
-    if "/" in name or name.partition(".")[0] in ("val", "test", "eval"):
-        return False
-    kinds = {run.algorithm.kind for run in config.all_runs()}
-    return name in NUMBERS or not all(_is_ours(kind) for kind in kinds)
-
-
-def _is_ours(kind: str) -> bool:
-    try:
-        return bool(registry.algorithms.get(kind).__module__.startswith(OURS))
-    except EvsysError:
-        return True  # told by the check of the block
 
 
 def _halving_problems(config: ExperimentConfig, search: SearchSpec) -> Iterator[Problem]:
     first, objective = search.min_steps or 1, objective_of(config)
     if objective is not None:
-        yield from _unscored(config, _keys(config, objective.name), first)
+        yield from _unscored(config, keys_of(config, objective.name), first)
     runs = config.all_runs()
     lengths = [run.algorithm.params.get("max_steps") for run in runs]
     if all(isinstance(length, int) and length <= first for length in lengths):

@@ -1,0 +1,62 @@
+"""A metric that no run will have is told before anything is trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsys_sdk.config.document import Document
+from evsys_sdk.config.files import parse_config
+from evsys_sdk.running.metric_checks import metric_problems
+
+VAL = {"name": "tools", "path": "bench", "split": "val"}
+
+
+def problems(tmp_path, metadata, **run):
+    base = {
+        "name": "a",
+        "data": {"path": "rows.jsonl"},
+        "model": {"name": "m"},
+        "algorithm": {"kind": "sft"},
+        "backend": {"kind": "mock"},
+        **run,
+    }
+    data = {"name": "e", "run": base, "metadata": metadata}
+    config = parse_config(Document(label="config", data=data), folder=tmp_path)
+    return [(problem.path, problem.message) for problem in metric_problems(config)]
+
+
+def hypothesis(metric):
+    return {"claim": "c", "prediction": {"arm": "a", "vs": "untrained", "metric": metric}}
+
+
+@pytest.mark.parametrize("name", ["pass@1", "val.pass@1", "val/tools/pass@1", "final_loss", "late/final_loss"])
+def test_what_will_exist_is_taken(tmp_path, name):
+    assert problems(tmp_path, {"benchmark": [VAL], "success_metric": name, "hypothesis": hypothesis(name)}) == []
+
+
+@pytest.mark.parametrize("name", ["val.pas@1", "test.pass@1", "val/other/pass@1", "nope"])
+def test_what_will_not_is_told_with_its_place(tmp_path, name):
+    found = problems(tmp_path, {"benchmark": [VAL], "success_metric": name, "hypothesis": hypothesis(name)})
+    assert [path for path, _ in found] == ["metadata.success_metric", "metadata.hypothesis.prediction.metric"]
+    assert all(repr(name) in message for _, message in found)
+
+
+def test_an_experiment_that_scores_nothing_may_name_what_it_likes(tmp_path):
+    assert problems(tmp_path, {"success_metric": "pass@1"}) == []
+
+
+def test_what_an_algorithm_of_the_projects_own_says_is_not_known(tmp_path):
+    from evsys_sdk.registry import algorithms
+
+    algorithms.names()
+
+    class Own:
+        __module__ = "my_project"
+
+        def train(self, ctx): ...
+
+    algorithms.register("own_for_metric_checks")(Own)
+    told = {"benchmark": [VAL], "success_metric": "perplexity"}
+    assert problems(tmp_path, told, algorithm={"kind": "own_for_metric_checks"}) == []
+    assert problems(tmp_path, told) != []
+    del algorithms.entries["own_for_metric_checks"]
