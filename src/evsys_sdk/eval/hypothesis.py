@@ -60,9 +60,9 @@ def fingerprint(hypothesis: str | Hypothesis) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def predicted_pair(prediction: Prediction, baseline_arm: str) -> tuple[str, str]:
-    """The comparison that decides it, as `judge_arms(also=...)` takes it."""
-    arm, vs = prediction.arm, prediction.vs or baseline_arm
+def predicted_pair(prediction: Prediction, baseline_arm: str | None) -> tuple[str, str]:
+    """The comparison that decides it, as `judge_arms(also=...)` takes it; without a baseline, with the untrained."""
+    arm, vs = prediction.arm, prediction.vs or baseline_arm or UNTRAINED
     return (vs, arm) if arm == UNTRAINED else (arm, vs)
 
 
@@ -72,7 +72,7 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
     The interval is that of this one comparison: it was named before the results, so other arms do not widen it.
     """
     prediction = hypothesis.prediction
-    vs = prediction.vs or verdict.baseline_arm
+    vs = prediction.vs or verdict.baseline_arm or UNTRAINED
     found, why_not = _comparison(prediction, vs, verdict)
     outcome, why = _outcome(prediction, found) if found else ("inconclusive", why_not)
     turned = found is not None and found.arm != prediction.arm

@@ -10,26 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import EvsysError, not_known
 from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, shared_tasks, table_of
-from evsys_sdk.eval.paired import (
-    Estimate,
-    SeedSpread,
-    arm_interval,
-    arm_mean,
-    difference,
-    pooled_spread,
-    seed_spread,
-)
-from evsys_sdk.eval.power import Question, more_seeds, more_tasks
+from evsys_sdk.eval.estimate import Estimate, quantile
+from evsys_sdk.eval.paired import arm_interval, arm_mean, difference, worth_in_answers
+from evsys_sdk.eval.power import Question, more_of_both, more_seeds, more_tasks
+from evsys_sdk.eval.seed_spread import SeedSpread, chance_of, pooled_spread, seed_spread
 from evsys_sdk.eval.selection import holm, picked_score
+from evsys_sdk.eval.statistics import Interval, wilson_around
 from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Mode, Verdict, Winner, Word
+from evsys_sdk.numbers import shown
+
+if TYPE_CHECKING:
+    from evsys_sdk.eval.arm_scores import Array
 
 ALPHA = 0.05
 MARGIN = 0.02
 """Differences below this are of no interest: 2 points where values lie between 0 and 1, else 2 % of the baseline."""
+MOST_NAMED = 3
+BY_CHANCE = 0.01
+"""Seeds that would differ as much less often than this are pointed out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +67,21 @@ def judge_arms(
     margin: float | None = None,
     also: Sequence[tuple[str, str]] = (),
     share: bool = True,
+    searched: bool = False,
 ) -> Verdict:
     """Compare every arm with the baseline arm (the first, unless named) and with the untrained model.
 
     `also` names further pairs (arm, vs), for predictions; each is judged on its own, without Holm's correction.
-    `share=False`: values between 0 and 1 are no shares of anything, but dollars or seconds, say.
+    `share=False`: values between 0 and 1 are no shares of anything, but dollars or seconds, say. `searched=True`: the
+    arms are trials of a search, none of which is the baseline by coming first; the best is the one on top.
     """
-    baseline = _checked(arms, baseline_arm)
+    baseline = _checked(arms, baseline_arm, searched=searched)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
     start = fixed_table(UNTRAINED, untrained) if untrained else None
     others = {UNTRAINED: start, **tables} if start and start.tasks else tables
-    rules = _rules(others, tables.get(baseline), mode=mode, alpha=alpha, margin=margin, share=share)
-    to_baseline = _family(tables, tables.get(baseline), rules)
+    compared = tables.get(baseline) if baseline else None
+    rules = _rules(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
+    to_baseline = _family(tables, compared, rules)
     to_untrained = _family(tables, start if start and start.tasks else None, rules)
     verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
     best, why = _best(verdicts, baseline, rules)
@@ -91,11 +97,11 @@ def judge_arms(
         why_no_best=why,
         winner=_winner(verdicts, tables, rules, best),
         others=[_family({arm: tables[arm]}, others[vs], rules)[arm] for arm, vs in asked],
-        notes=_notes(verdicts, baseline),
+        notes=_notes(verdicts, tables, baseline),
     )
 
 
-def _checked(arms: Sequence[ArmScores], baseline_arm: str | None) -> str:
+def _checked(arms: Sequence[ArmScores], baseline_arm: str | None, *, searched: bool) -> str | None:
     names = [scores.arm for scores in arms]
     if not names:
         raise EvsysError("a verdict needs at least one arm")
@@ -104,7 +110,7 @@ def _checked(arms: Sequence[ArmScores], baseline_arm: str | None) -> str:
         raise EvsysError(f"arms need distinct names; twice: {', '.join(twice)}")
     if baseline_arm is not None and baseline_arm not in names:
         raise EvsysError(f"baseline_arm: {not_known(baseline_arm, 'arm', names)}")
-    return baseline_arm or names[0]
+    return baseline_arm or (None if searched else names[0])
 
 
 def _rules(
@@ -171,7 +177,7 @@ def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: _Rul
         p=found.p_value(),
         p_equivalent=found.p_equivalent(rules.margin),
         standard_error=found.error,
-        degrees=None if math.isinf(found.degrees) else found.degrees,
+        critical=found.critical(rules.alpha / 2),
     )
 
 
@@ -194,8 +200,10 @@ def _with_needs(found: Comparison, estimate: Estimate | None, margin: float, alp
     if found.verdict != "undecided" or estimate is None or estimate.error is None:
         return found
     question = Question(estimate=estimate, margin=margin, alpha=alpha)
-    tasks, seeds = more_tasks(question), more_seeds(question, max(found.n_seeds))
-    return replace(found, more_tasks=tasks, more_seeds=seeds, why=_why_open(found))
+    n_seeds = max(found.n_seeds)
+    tasks, seeds = more_tasks(question), more_seeds(question, n_seeds)
+    both = more_of_both(question, n_seeds) if tasks is None and seeds is None else None
+    return replace(found, more_tasks=tasks, more_seeds=seeds, more_of_both=both, why=_why_open(found))
 
 
 def _why_open(found: Comparison) -> str:
@@ -242,14 +250,16 @@ def _ranked(verdicts: Sequence[ArmVerdict], rules: _Rules) -> list[ArmVerdict]:
     return sorted(scored, key=lambda arm: -rules.sign * (arm.mean or 0.0))
 
 
-def _best(verdicts: Sequence[ArmVerdict], baseline: str, rules: _Rules) -> tuple[str | None, str | None]:
+def _best(verdicts: Sequence[ArmVerdict], baseline: str | None, rules: _Rules) -> tuple[str | None, str | None]:
     """The best arm, or why there is none."""
     ranked = _ranked(verdicts, rules)
     rest = [arm for arm in ranked if arm.arm != baseline]
     if not ranked:
         return None, "no arm has a score"
+    if baseline is None:
+        return ranked[0].arm, None
     if len(rest) == len(ranked):
-        return None, f"the baseline arm {baseline} has no score to compare with"
+        return None, f"the baseline arm {baseline} has no score to compare with (baseline_arm can name another)"
     if not rest:
         return None, "only one arm has a score, and there is nothing to compare it with"
     better = [arm.arm for arm in rest if arm.verdict == "better"]
@@ -269,16 +279,29 @@ def _winner(
         return None
     top = next((arm for arm in ranked if arm.arm == best), ranked[0])
     assert top.mean is not None
-    tasks = shared_tasks(list(tables.values()))
-    expected: float | None = top.mean
-    if len(tables) > 1:
-        expected = picked_score([table.on(tasks) for table in tables.values()], mode=rules.mode) if tasks else None
+    expected = top.mean if len(tables) == 1 else _picked(list(tables.values()), rules)
     bare = Winner(arm=top.arm, observed=top.mean, expected=expected, rivals=_rivals(top.arm, ranked, tables, rules))
     if expected is None or top.low is None or top.high is None:
         return bare
-    shift = expected - top.mean
-    low, high = top.low + shift, top.high + shift
-    return replace(bare, low=max(0.0, low), high=min(1.0, high)) if rules.unit else replace(bare, low=low, high=high)
+    low, high = _around(expected, top, tables[top.arm].values, rules)
+    # The correction may have been uncalled for: on the good side the interval reaches as far as the arm's own.
+    if rules.mode == "max":
+        return replace(bare, low=low, high=max(high, top.high))
+    return replace(bare, low=min(low, top.low), high=high)
+
+
+def _picked(tables: Sequence[ArmTable], rules: _Rules) -> float | None:
+    tasks = shared_tasks(tables)
+    return picked_score([table.on(tasks) for table in tables], mode=rules.mode) if tasks else None
+
+
+def _around(expected: float, top: ArmVerdict, values: Array, rules: _Rules) -> Interval:
+    """The arm's own interval, moved to what is expected of it."""
+    assert top.mean is not None and top.low is not None and top.high is not None
+    if not rules.unit:
+        return expected - (top.mean - top.low), expected + (top.high - top.mean)
+    worth = worth_in_answers(values, arm_mean(values, rules.pooled), rules.level)
+    return wilson_around(expected, worth, quantile((1 + rules.level) / 2, math.inf))
 
 
 def _rivals(top: str, ranked: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], rules: _Rules) -> list[str]:
@@ -295,20 +318,21 @@ def _rivals(top: str, ranked: Sequence[ArmVerdict], tables: Mapping[str, ArmTabl
     return rivals
 
 
-def _notes(verdicts: Sequence[ArmVerdict], baseline: str) -> list[str]:
+def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], baseline: str | None) -> list[str]:
     """What a reader must know to take the numbers rightly."""
     notes = []
     scored = [arm for arm in verdicts if arm.mean is not None]
     single = [arm.arm for arm in scored if arm.n_seeds == 1]
     if single:
-        notes.append(
-            f"{', '.join(single)}: one seed, so the numbers speak of these weights; another seed may come out otherwise"
-        )
-    partial = [f"{arm.arm} ({len(arm.failed_seeds)})" for arm in scored if arm.failed_seeds]
-    if partial:
-        notes.append(f"seeds without a score are left out, which may flatter: {', '.join(partial)}")
+        who = "all arms" if len(single) == len(scored) > MOST_NAMED else ", ".join(single)
+        notes.append(f"{who}: one seed, so the numbers speak of these weights; another seed may come out otherwise")
     for arm in scored:
-        found = arm.vs_baseline
+        found, seeds = arm.vs_baseline, seed_spread(tables[arm.arm].values)
+        if seeds and chance_of(seeds) < BY_CHANCE:
+            means = ", ".join(f"{seed}: {shown(mean)}" for seed, mean in arm.seed_means.items())
+            notes.append(f"{arm.arm}: its seeds differ by more than noise explains ({means}); its mean rests on them")
+        if arm.failed_seeds:
+            notes.append(f"{arm.arm}: {_left_out(arm.failed_seeds)}, which may flatter")
         if found and (found.only_arm or found.only_vs):
             notes.append(
                 f"{arm.arm} is compared with {baseline} on the tasks that both have, {found.n_tasks} in number; "
@@ -317,3 +341,10 @@ def _notes(verdicts: Sequence[ArmVerdict], baseline: str) -> list[str]:
         if arm.dropped_tasks:
             notes.append(f"{arm.arm}: tasks without a value in every seed are left out, {arm.dropped_tasks} in number")
     return notes
+
+
+def _left_out(failed: Mapping[int, str]) -> str:
+    """`seeds 43, 44 without a score (killed) are left out`."""
+    seeds, reasons = ", ".join(map(str, failed)), "; ".join(dict.fromkeys(failed.values()))
+    one = len(failed) == 1
+    return f"seed{'' if one else 's'} {seeds} without a score ({reasons}) {'is' if one else 'are'} left out"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from evsys_sdk.eval.paired import Estimate, quantile
+from evsys_sdk.eval.estimate import Estimate, quantile
 
 POWER = 0.8
 """How likely the next look is to settle it, if the difference is what it seems."""
@@ -42,31 +42,42 @@ def more_seeds(question: Question, seeds: int) -> int | None:
     return None if found is None else found - seeds
 
 
+def more_of_both(question: Question, seeds: int) -> tuple[int, int] | None:
+    """Tasks and seeds to add where neither helps alone: so many times both."""
+    if not question.estimate.seed_degrees:
+        return None
+    n, most = question.estimate.n_tasks, MOST_SEEDS // seeds
+    found = _least(lambda times: is_settled(question, tasks=n * times, times=times), 2, max(most, 2))
+    return None if found is None else (n * (found - 1), seeds * (found - 1))
+
+
 def is_settled(question: Question, *, tasks: int | None = None, times: float = 1.0) -> bool:
-    """True when so many tasks, or so many times the seeds, would very likely do."""
+    """True when so many tasks and so many times the seeds would very likely do."""
     found = question.estimate
-    if found.error is None:
+    plan = planned(found, tasks or found.n_tasks, times)
+    if plan.error is None:
         return False
-    error, degrees = planned_error(found, tasks or found.n_tasks, times)
     gap, spare = abs(found.value), question.margin - abs(found.value)
     slack = quantile(POWER, math.inf)
     return (
-        gap >= (quantile(1 - question.alpha / 2, degrees) + slack) * error
-        or spare >= (quantile(1 - question.alpha, degrees) + slack) * error
+        gap >= (plan.critical(question.alpha / 2) + slack) * plan.error
+        or spare >= (plan.critical(question.alpha) + slack) * plan.error
     )
 
 
-def planned_error(found: Estimate, tasks: int, times: float) -> tuple[float, float]:
-    """Standard error and degrees of freedom with other numbers of tasks and seeds than the estimate's own."""
+def planned(found: Estimate, tasks: int, times: float) -> Estimate:
+    """The estimate to expect with other numbers of tasks and seeds than its own."""
     over_tasks = found.n_tasks / tasks
-    noise = min(found.noise_variance, found.task_variance)
-    task = (found.task_variance - noise + noise / times) * over_tasks
-    seed = found.seed_variance / times
-    variance = task + seed
-    doubt = task**2 / max(tasks - 1, 1)
-    if seed > 0:
-        doubt += (seed + noise * over_tasks / times) ** 2 / (found.seed_degrees * times)
-    return math.sqrt(variance), max(1.0, variance**2 / doubt) if doubt > 0 else math.inf
+    noise = found.seed_noise * over_tasks / times
+    return replace(
+        found,
+        n_tasks=tasks,
+        task_variance=max(found.task_variance - found.seed_noise, 0.0) * over_tasks + noise,
+        task_degrees=found.task_degrees if math.isinf(found.task_degrees) else tasks - 1,
+        seed_scatter=max(found.seed_scatter - found.seed_noise, 0.0) / times + noise,
+        seed_noise=noise,
+        seed_degrees=found.seed_degrees * times,
+    )
 
 
 def _least(works: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -30,8 +30,8 @@ class Comparison:
     p_equivalent: float | None = None
     """For a difference of at least the margin, corrected likewise."""
     standard_error: float | None = None
-    degrees: float | None = None
-    """Of Student's t; None stands for the normal distribution."""
+    critical: float | None = None
+    """How many standard errors the interval reaches each way."""
     n_tasks: int = 0
     n_seeds: tuple[int, int] = (0, 0)
     only_arm: int = 0
@@ -41,6 +41,8 @@ class Comparison:
     """What the interval speaks of: the recipe, other seeds included, or just the weights that were scored."""
     more_tasks: int | None = None
     more_seeds: int | None = None
+    more_of_both: tuple[int, int] | None = None
+    """Tasks and seeds, where neither would settle it alone."""
     """For undecided: how many more of either would settle it four times in five; None where no number would."""
     why: str = ""
     """For undecided, the reason."""
@@ -88,12 +90,14 @@ class Verdict:
 
     metric: str
     mode: Mode
-    baseline_arm: str
+    baseline_arm: str | None
+    """None for a search, unless one was named."""
     alpha: float
     margin: float | None
     arms: list[ArmVerdict]
     best_arm: str | None
-    """The highest of the arms proven better than the baseline arm; the baseline when all are proven worse."""
+    """The highest of the arms proven better than the baseline arm; the baseline when all are proven worse; without a
+    baseline, the one on top."""
     why_no_best: str | None
     winner: Winner | None
     """None when no arm has a score."""

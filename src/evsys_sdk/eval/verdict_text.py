@@ -10,12 +10,16 @@ from evsys_sdk.numbers import shown, span
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """The result first, then a line per arm, then what a reader must know."""
-    lines = [_headline(verdict)]
-    if verdict.winner:
-        lines.append(_winner_line(verdict.winner, len([arm for arm in verdict.arms if arm.mean is not None])))
+    """The result first, then a line per arm, then what a reader must know. Of the only arm, its line says it all."""
+    lines = [] if len(verdict.arms) == 1 else _result(verdict)
     lines += [_arm_line(arm, verdict) for arm in verdict.arms]
     return lines + [f"Note: {note}." for note in verdict.notes]
+
+
+def _result(verdict: Verdict) -> list[str]:
+    scored = [arm for arm in verdict.arms if arm.mean is not None]
+    lines = [] if verdict.best_arm and verdict.baseline_arm is None else [_headline(verdict)]
+    return lines + ([_winner_line(verdict.winner, len(scored))] if verdict.winner and len(scored) > 1 else [])
 
 
 def _headline(verdict: Verdict) -> str:
@@ -28,8 +32,6 @@ def _headline(verdict: Verdict) -> str:
 
 
 def _winner_line(winner: Winner, n_arms: int) -> str:
-    if n_arms < 2:
-        return f"{winner.arm} scored {shown(winner.observed)}."
     seen = f"Top of {n_arms} arms: {winner.arm} with {shown(winner.observed)}"
     expected = "" if winner.expected is None else f"; corrected for having been picked {shown(winner.expected)}"
     rivals = f"; not told apart from it: {', '.join(winner.rivals)}" if winner.rivals else ""
@@ -39,11 +41,12 @@ def _winner_line(winner: Winner, n_arms: int) -> str:
 def _arm_line(arm: ArmVerdict, verdict: Verdict) -> str:
     if arm.why_unranked:
         return f"{arm.arm}: not ranked ({arm.why_unranked})"
-    counts = f"{_count(arm.n_tasks, 'task')}, {_count(arm.n_seeds, 'seed')}"
+    of_all = f"{arm.n_seeds} of {arm.n_seeds + len(arm.failed_seeds)} seeds"
+    counts = f"{_count(arm.n_tasks, 'task')}, {of_all if arm.failed_seeds else _count(arm.n_seeds, 'seed')}"
     mean = f"{arm.arm}: {shown(arm.mean or 0.0)}{span(arm.low, arm.high)}, {counts}"
     parts = [f"{arm.verdict}, {_effect(arm.vs_baseline)}"] if arm.vs_baseline else []
-    parts += ["the baseline"] if arm.arm == verdict.baseline_arm else []
-    parts += [f"{arm.vs_untrained.verdict} against untrained, {_effect(arm.vs_untrained)}"] if arm.vs_untrained else []
+    parts += ["the baseline"] if arm.arm == verdict.baseline_arm and len(verdict.arms) > 1 else []
+    parts += [f"{arm.vs_untrained.verdict}, {_effect(arm.vs_untrained)}"] if arm.vs_untrained else []
     needs = _needs(arm.vs_baseline) if arm.vs_baseline else ""
     return "; ".join([mean, *parts]) + needs
 
@@ -73,4 +76,7 @@ def _needs(found: Comparison) -> str:
         return f"; {found.why}" if found.difference is not None else ""
     ways = [_count(found.more_tasks, "more task")] if found.more_tasks is not None else []
     ways += [f"{_count(found.more_seeds, 'more seed')} per arm"] if found.more_seeds is not None else []
+    if found.more_of_both is not None:
+        tasks, seeds = found.more_of_both
+        ways = [f"{_count(tasks, 'more task')} together with {_count(seeds, 'more seed')} per arm"]
     return f"; about {' or '.join(ways)} would settle it" if ways else "; more of the same would not settle it"

@@ -8,7 +8,7 @@ between arms has not been tested the text says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,21 +84,17 @@ def conclude(
 ) -> Conclusion:
     """What the arms came to and what that means; `models` stand beside them."""
     name = success.name if success is not None else None
-    summaries = [_summary(arm, results, name) for arm, results in arms.items()]
+    keys = score_keys(arms, name) if name else []
+    summaries = [_summary(arm, results, name, keys) for arm, results in arms.items()]
     lines = [f"Hypothesis: {hypothesis}"] if hypothesis else []
     lines += search
-    told = [summary for summary in summaries if findings.why_not or _is_troubled(summary)]
-    lines += [_arm_line(summary, name) for summary in told]
     lines += [f"No verdict: {findings.why_not}."] if findings.why_not else findings.lines
+    judged = {arm["arm"] for arm in findings.data.get("verdict", {}).get("arms", [])}
+    lines += [_arm_line(summary, name) for summary in summaries if summary.arm not in judged]
     lines += leakage_lines(arms)
     lines += _model_lines(models)
     best = findings.best_arm
     return Conclusion(arms=summaries, best_arm=best, text="\n".join(lines), metric=name, findings=findings)
-
-
-def _is_troubled(summary: ArmSummary) -> bool:
-    """Whether something happened to the arm that its numbers do not tell."""
-    return bool(summary.errors) or any(status != "completed" for status in summary.statuses)
 
 
 def _model_lines(models: Sequence[ModelScore]) -> list[str]:
@@ -127,17 +123,29 @@ def matching(result: RunResult, name: str) -> list[str]:
     return found
 
 
-def _summary(arm: str, results: Sequence[RunResult], name: str | None) -> ArmSummary:
+def score_keys(arms: Mapping[str, Sequence[RunResult]], name: str) -> list[str]:
+    """The metrics that `name` means, over all arms; test scores only where no arm has another."""
+    keys = list(dict.fromkeys(key for results in arms.values() for found in results for key in matching(found, name)))
+    return [key for key in keys if not key.startswith("test/")] or keys
+
+
+def _summary(arm: str, results: Sequence[RunResult], name: str | None, keys: Sequence[str]) -> ArmSummary:
     statuses = [result.status for result in results]
-    scored = [(result, score) for result in results if (score := _score_of(result, name)) is not None]
+    scored = [(result, score) for result in results if (score := _score_of(result, keys)) is not None]
     scores = [score for _, score in scored]
-    evidence = [_evidence(result, score, name) for result, score in scored]
+    evidence = [_evidence(result, score, keys) for result, score in scored]
     why = None
     if not scores:
-        why = "no run completed" if "completed" not in statuses else f"no score for {name}" if name else None
+        why = "no run completed" if "completed" not in statuses else _why_no_score(results, name)
         why = _why_pruned(results) or why
     errors = sorted({result.error for result in results if result.error})
     return ArmSummary(arm=arm, statuses=statuses, scores=scores, evidence=evidence, why_unranked=why, errors=errors)
+
+
+def _why_no_score(results: Sequence[RunResult], name: str | None) -> str | None:
+    """`no score for val.pass@1: all 40 rollouts errored`, as far as an evaluation says why."""
+    errors = [one.error for result in results for one in result.extras.get("evals", []) if one.error]
+    return f"no score for {name}{f': {errors[0]}' if errors else ''}" if name else None
 
 
 def _why_pruned(results: Sequence[RunResult]) -> str | None:
@@ -149,9 +157,8 @@ def _why_pruned(results: Sequence[RunResult]) -> str | None:
     return f"pruned at step {note['step']} with {score}"
 
 
-def _evidence(result: RunResult, value: float, name: str | None) -> str:
+def _evidence(result: RunResult, value: float, keys: Sequence[str]) -> str:
     """`0.938 [0.832, 0.979], n=48`; the bare number where it is a mean of benchmarks, or no benchmark's at all."""
-    keys = matching(result, name or "")
     evals: list[EvalResult] = result.extras.get("evals", [])
     # The last one: a score of the final weights comes after those of the loop.
     found = [(one, score) for one in evals for score in one.scores if _key(one, score) in keys and score.value == value]
@@ -163,10 +170,10 @@ def _key(result: EvalResult, score: Score) -> str:
     return f"{prefix}/{score.metric}"
 
 
-def _score_of(result: RunResult, name: str | None) -> float | None:
+def _score_of(result: RunResult, keys: Sequence[str]) -> float | None:
     """The success metric of one run; its mean where several benchmarks have it."""
-    keys = matching(result, name) if name and result.status == "completed" else []
-    numbers = [result.metrics[key] for key in keys if math.isfinite(result.metrics[key])]
+    found = [result.metrics[key] for key in keys if key in result.metrics] if result.status == "completed" else []
+    numbers = [number for number in found if math.isfinite(number)]
     return sum(numbers) / len(numbers) if numbers else None
 
 
@@ -227,7 +234,7 @@ def _score_text(result: EvalResult, score: Score | None) -> str:
     if score is None:
         return f"{where}: not scored ({result.error})"
     if score.value is None:
-        return f"{where} {score.metric}: not valid ({result.error or score.error})"
+        return f"{where} {score.metric}: not valid ({str(result.error or score.error).removeprefix('invalid: ')})"
     return f"{where} {score.metric} = {_value(score)}, {_counts(score)}"
 
 

@@ -18,7 +18,7 @@ from evsys_sdk.logs import get_logger
 from evsys_sdk.numbers import shown, span
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record import figures
-from evsys_sdk.record.conclusion import ArmSummary, Conclusion, ModelScore, matching
+from evsys_sdk.record.conclusion import ArmSummary, Conclusion, ModelScore, score_keys
 from evsys_sdk.record.run_steps import Totals, totals
 from evsys_sdk.record.stages import BEFORE, StageRow, stage_names, stage_rows
 from evsys_sdk.record.stored import run_result
@@ -144,8 +144,16 @@ def _verdict_lines(facts: PageFacts) -> list[str]:
 
 def _arm_table(facts: PageFacts) -> list[str]:
     judged = {arm["arm"]: arm for arm in (facts.verdict or {}).get("arms", [])}
-    head = ["arm", "status", "seeds", facts.conclusion.metric or "score", "tasks", "against the baseline arm"]
+    head = ["arm", "status", "seeds", facts.conclusion.metric or "score", "tasks"]
     rows = [_arm_row(arm, judged.get(arm.arm), facts) for arm in facts.conclusion.arms]
+    against = {
+        "the baseline arm": [_against_baseline(judged.get(arm.arm), facts) for arm in facts.conclusion.arms],
+        "the untrained model": [_against(judged.get(arm.arm), "vs_untrained") for arm in facts.conclusion.arms],
+    }
+    for whom, cells in against.items():
+        if any(_tells(cell) for cell in cells):
+            head.append(f"against {whom}")
+            rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
     return _table(head, rows)
 
 
@@ -156,38 +164,51 @@ def _arm_row(arm: ArmSummary, judged: Mapping[str, Any] | None, facts: PageFacts
     if judged and judged["mean"] is not None:
         score, tasks = _value(judged["mean"], judged["low"], judged["high"]), str(judged["n_tasks"])
     else:
-        score, tasks = shown(arm.mean) if arm.scores else "-", "-"
-    return [name, status, str(len(arm.statuses)), score, tasks, _against(judged, facts.verdict)]
+        score, tasks = shown(arm.mean) if arm.scores else "not ranked" if arm.why_unranked else "-", "-"
+    return [name, status, str(len(arm.statuses)), score, tasks]
 
 
-def _against(judged: Mapping[str, Any] | None, verdict: Mapping[str, Any] | None) -> str:
-    if judged is None or verdict is None:
-        return "-"
-    if judged["arm"] == verdict["baseline_arm"]:
+def _against_baseline(judged: Mapping[str, Any] | None, facts: PageFacts) -> str:
+    """Where there is one arm only, it is nobody's baseline."""
+    if judged and facts.verdict and len(facts.verdict["arms"]) > 1 and judged["arm"] == facts.verdict["baseline_arm"]:
         return "the baseline"
-    found = judged["vs_baseline"]
+    return _against(judged, "vs_baseline")
+
+
+def _against(judged: Mapping[str, Any] | None, whom: str) -> str:
+    found = judged[whom] if judged else None
     if not found or found["difference"] is None:
-        return "not compared"
+        return "-" if not judged or judged["mean"] is None else "not compared"
     difference = shown(found["difference"], signed=True) + span(found["low"], found["high"], signed=True)
     return f"{found['verdict']}, {difference}"
+
+
+def _tells(cell: str) -> bool:
+    return cell not in ("-", "not compared")
 
 
 def _troubles(facts: PageFacts) -> list[str]:
     """Arms and seeds that have no score, and evaluations that broke, each with its reason."""
     lines = []
     for arm in facts.conclusion.arms:
-        if arm.why_unranked and "completed" in arm.statuses:
-            lines.append(f"- {arm.arm}: {arm.why_unranked}")
+        seeds: dict[str, list[RunResult]] = {}
         for run in facts.arms[arm.arm]:
-            name = _seed_name(arm, run)
-            lines += [f"- {name}: {run.status}{_why(run.error)}"] if run.status != "completed" else []
-            broken = [one for one in run.extras.get("evals", []) if one.error]
-            lines += [f"- {name}: {one.split}/{one.name} was not scored{_why(one.error)}" for one in broken]
-    return list(dict.fromkeys(lines))
+            if run.status not in ("completed", "pruned"):
+                seeds.setdefault(f"{run.status}{_why(run.error)}", []).append(run)
+            for one in run.extras.get("evals", []):
+                if one.error:
+                    seeds.setdefault(f"{one.split}/{one.name} was not scored{_why(one.error)}", []).append(run)
+        lines += [f"- {_seed_names(arm, runs)}: {what}" for what, runs in seeds.items()]
+        lines += [f"- {arm.arm}: {' '.join(arm.why_unranked.split())}"] if arm.why_unranked and not seeds else []
+    return lines
 
 
-def _seed_name(arm: ArmSummary, run: RunResult) -> str:
-    return f"{arm.arm}, seed {run.extras['seed']}" if len(arm.statuses) > 1 and "seed" in run.extras else arm.arm
+def _seed_names(arm: ArmSummary, runs: Sequence[RunResult]) -> str:
+    """`lr3, seeds 42, 43`; the arm alone where it has one seed."""
+    seeds = list(dict.fromkeys(str(run.extras["seed"]) for run in runs if "seed" in run.extras))
+    if len(arm.statuses) < 2 or not seeds:
+        return arm.arm
+    return f"{arm.arm}, seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)}"
 
 
 def _why(error: str | None) -> str:
@@ -230,10 +251,12 @@ def _selection(facts: PageFacts) -> list[str]:
     metric = facts.conclusion.metric
     if metric is None:
         return ["Nothing was chosen: no `success_metric` is named."]
-    keys = sorted({key for run in facts.runs for key in matching(run, metric)})
+    keys = sorted(score_keys(facts.arms, metric))
     n_arms = sum(bool(arm.scores) for arm in facts.conclusion.arms)
     if not keys:
         return [f"Nothing was chosen: no run has a score for {metric}."]
+    if len(facts.conclusion.arms) == 1:
+        return [f"Nothing was chosen: there is one arm, measured by {', '.join(keys)}."]
     where = f"Arms are compared by {', '.join(keys)}."
     tested = sorted({key for run in facts.runs for key in run.metrics if key.startswith("test/")} - set(keys))
     if not all(key.startswith("test/") for key in keys):

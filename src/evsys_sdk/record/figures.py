@@ -32,6 +32,8 @@ MOST_PANELS = 6
 MOST_COLOURS = 8
 """Arms beyond these are drawn in grey."""
 MOST_ROWS = 40
+MOST_NAMED = 4
+"""Arms without a score that are named in the heading."""
 LONGEST_LABEL = 40
 COLOURS = ("#3264a8", "#d1661f", "#3a8a4d", "#a83f6f", "#6b5bb0", "#8a6d3b", "#2f97a6", "#555555")
 GREY = "#b8b8b8"
@@ -92,7 +94,9 @@ def _draw(arms: Mapping[str, Sequence[RunResult]], verdict: Mapping[str, Any] | 
     ranked = [arm for arm in (verdict or {}).get("arms", []) if arm["mean"] is not None]
     with matplotlib.rc_context({**STYLE, "text.usetex": False}):
         if panels:
-            figure = learning_curves(panels, order=_by_interest(list(arms), verdict), title=place.title)
+            failed = [arm for arm, runs in arms.items() if all(run.status == "failed" for run in runs)]
+            order = _by_interest(list(arms), verdict)
+            figure = learning_curves(panels, order=order, title=place.title, failed=failed)
             files["Learning curves"] = _save(figure, place, "curves")
         if verdict is not None and len(ranked) > 1:
             files["Arms with their intervals"] = _save(forest(verdict, ranked, title=place.title), place, "arms")
@@ -139,8 +143,8 @@ def band(curves: Sequence[Curve]) -> tuple[list[int], list[float], list[float], 
     return steps, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
 
 
-def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str) -> Any:
-    """A panel per number: a line per arm, its band from the lowest to the highest seed."""
+def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, failed: Sequence[str] = ()) -> Any:
+    """A panel per number: a line per arm, dashed if it failed, and its band from the lowest to the highest seed."""
     from matplotlib.figure import Figure
 
     columns = min(len(panels), 2 if len(panels) in (2, 4) else 3)
@@ -150,14 +154,14 @@ def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str) -> 
         axes = figure.add_subplot(rows, columns, number + 1)
         for index in reversed(range(len(order))):  # the first arms on top
             if order[index] in arms:
-                _draw_arm(axes, arms[order[index]], index, single=len(order) == 1)
+                _draw_arm(axes, arms[order[index]], index, failed=order[index] in failed)
         axes.set_title(name, loc="left", fontsize=10)
         axes.set_xlabel("step")
         axes.margins(x=0.02)
     seeds = max(len(curves) for arms in panels.values() for curves in arms.values())
     how = f"line: mean of up to {seeds} seeds, band: lowest to highest seed" if seeds > 1 else "one seed per arm"
     _headings(figure, title, how)
-    _legend(figure, order)
+    _legend(figure, order, failed)
     return figure
 
 
@@ -170,23 +174,30 @@ def _headings(figure: Any, title: str, how: str) -> None:
     figure.text(0.01, 1 - 25 * point, how, ha="left", va="top", fontsize=8.5, color="#666666")
 
 
-def _draw_arm(axes: Any, curves: Sequence[Curve], index: int, *, single: bool) -> None:
+def _draw_arm(axes: Any, curves: Sequence[Curve], index: int, *, failed: bool) -> None:
     steps, mean, low, high = band(curves)
     coloured = index < MOST_COLOURS
     colour = COLOURS[index] if coloured else GREY
-    few = len(steps) <= 12
-    axes.plot(steps, mean, color=colour, linewidth=1.6 if coloured else 0.8, marker="o" if few else None, markersize=3)
+    width, dots = 1.6 if coloured else 0.8, "o" if len(steps) <= 12 and not failed else None
+    axes.plot(steps, mean, color=colour, linewidth=width, marker=dots, markersize=3, linestyle="--" if failed else "-")
+    if failed:
+        axes.plot(steps[-1:], mean[-1:], "x", color=colour, markersize=6)
     if len(curves) > 1 and coloured:
-        axes.fill_between(steps, low, high, color=colour, alpha=0.18 if not single else 0.25, linewidth=0)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _legend(figure: Any, order: Sequence[str]) -> None:
+def _legend(figure: Any, order: Sequence[str], failed: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     if len(order) < 2:
         return
-    names = labels(order[:MOST_COLOURS])
-    lines = [Line2D([], [], color=COLOURS[i], linewidth=2, label=name) for i, name in enumerate(names)]
+    names = zip(order[:MOST_COLOURS], labels(order[:MOST_COLOURS]), strict=True)
+    lines = [
+        Line2D([], [], color=COLOURS[i], linewidth=2, linestyle="--", label=f"{name} (failed)")
+        if arm in failed
+        else Line2D([], [], color=COLOURS[i], linewidth=2, label=name)
+        for i, (arm, name) in enumerate(names)
+    ]
     if len(order) > MOST_COLOURS:
         lines.append(Line2D([], [], color=GREY, linewidth=2, label=f"{len(order) - MOST_COLOURS} other arms"))
     columns = max(1, min(5, 110 // (max(len(str(line.get_label())) for line in lines) + 8)))
@@ -194,55 +205,68 @@ def _legend(figure: Any, order: Sequence[str]) -> None:
 
 
 def forest(verdict: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], *, title: str) -> Any:
-    """A row per arm: on the left its mean with 95 % interval and its seeds, on the right its difference to the
-    baseline."""
+    """A row per arm: its mean with 95 % interval and its seeds; beside it its difference to the baseline, or to the
+    untrained model where there is none."""
     from matplotlib.figure import Figure
 
     sign = 1 if verdict["mode"] == "max" else -1
     arms = sorted(ranked, key=lambda arm: sign * arm["mean"])[-MOST_ROWS:]  # the best on top
-    figure = Figure(figsize=(9.6, 1.5 + 0.42 * len(arms)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.15, 1])
-    right.axvline(0, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    whom, key = _compared_with(verdict, ranked)
+    panels = 2 if whom else 1
+    figure = Figure(figsize=(9.6 if whom else 6.4, 1.5 + 0.42 * len(arms)), layout="constrained")
+    axes = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[1.15, 1][:panels])[0]
     for row, arm in enumerate(arms):
-        _mean_row(left, row, arm, verdict)
-        _difference_row(right, row, arm, verdict)
-    left.set_yticks(range(len(arms)), labels([arm["arm"] for arm in arms]))
-    left.set_ylim(-0.6, len(arms) - 0.4)
-    left.tick_params(axis="y", length=0)
-    right.tick_params(axis="y", length=0)
-    _pad(left)
-    _pad(right, share=0.28)
+        _mean_row(axes[0], row, arm, _colour(arm, key, verdict))
+        if whom:
+            _difference_row(axes[1], row, arm[key], _colour(arm, key, verdict))
+    axes[0].set_yticks(range(len(arms)), labels([arm["arm"] for arm in arms]))
+    axes[0].set_ylim(-0.6, len(arms) - 0.4)
+    for one in axes:
+        one.tick_params(axis="y", length=0)
     better = "higher is better" if sign > 0 else "lower is better"
-    left.set_title(f"{verdict['metric']}, {better}", loc="left", fontsize=10)
-    right.set_title(f"difference to {_short(verdict['baseline_arm'], 30)}", loc="left", fontsize=10)
-    left_out = f"; {len(ranked) - len(arms)} lower arms left out" if len(ranked) > len(arms) else ""
-    how = f"bars: 95 % intervals; small dots: seeds; colour: verdict after Holm's correction{left_out}"
-    _headings(figure, title, how)
+    axes[0].set_title(f"{verdict['metric']}, {better}", loc="left", fontsize=10)
+    if whom:
+        axes[1].axvline(0, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        axes[1].set_title(f"difference to {labels([whom])[0]}", loc="left", fontsize=10)
+    _headings(figure, title, _how_to_read(verdict, len(ranked) - len(arms), compared=bool(whom)))
     return figure
 
 
-def _mean_row(axes: Any, row: int, arm: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
-    colour = _verdict_colour(arm, verdict)
+def _compared_with(verdict: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """With whom the right panel compares, and where an arm's comparison with it is found."""
+    for whom, key in ((verdict["baseline_arm"], "vs_baseline"), ("the untrained model", "vs_untrained")):
+        if whom and any(arm[key] for arm in ranked):
+            return whom, key
+    return "", "vs_baseline"
+
+
+def _how_to_read(verdict: Mapping[str, Any], left_out: int, *, compared: bool) -> str:
+    parts = ["bars: 95 % intervals", "small dots: seeds"]
+    parts += ["colour: verdict after Holm's correction"] if compared else []
+    parts += [f"{left_out} lower arms left out"] if left_out else []
+    unranked = labels([arm["arm"] for arm in verdict["arms"] if arm["mean"] is None])
+    more = f" and {len(unranked) - MOST_NAMED} more" if len(unranked) > MOST_NAMED else ""
+    parts += [f"not ranked: {', '.join(unranked[:MOST_NAMED])}{more}"] if unranked else []
+    return "; ".join(parts)
+
+
+def _mean_row(axes: Any, row: int, arm: Mapping[str, Any], colour: str) -> None:
     seeds = list(arm["seed_means"].values())
     if len(seeds) > 1:
-        axes.plot(seeds, [row - 0.22] * len(seeds), "o", color=colour, markersize=3, alpha=0.55, markeredgewidth=0)
+        rows = [row - 0.2 - 0.07 * seeds[:place].count(seed) for place, seed in enumerate(seeds)]  # equals in a pile
+        axes.plot(seeds, rows, "o", color=colour, markersize=3, alpha=0.55, markeredgewidth=0)
     _bar(axes, row, arm["mean"], arm["low"], arm["high"], colour)
 
 
-def _difference_row(axes: Any, row: int, arm: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
-    found = arm["vs_baseline"]
-    if arm["arm"] == verdict["baseline_arm"]:
-        axes.annotate("the baseline", (0, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5)
-        return
-    if not found or found["difference"] is None:
-        axes.annotate("not compared", (0, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5)
-        return
-    colour = _verdict_colour(arm, verdict)
-    _bar(axes, row, found["difference"], found["low"], found["high"], colour)
-    end = found["difference"] if found["high"] is None else found["high"]
-    axes.annotate(
-        found["verdict"], (end, row), xytext=(6, 0), textcoords="offset points", va="center", color=colour, fontsize=8.5
-    )
+def _difference_row(axes: Any, row: int, found: Mapping[str, Any] | None, colour: str) -> None:
+    """The bar, and the verdict in a column on the right."""
+    word = "the baseline" if found is None else found["verdict"]
+    if found is not None and found["difference"] is None:
+        word = "not compared"
+    elif found is not None:
+        _bar(axes, row, found["difference"], found["low"], found["high"], colour)
+    place = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+    axes.annotate(word, (1.03, row), color=colour, fontsize=8.5, **place)
 
 
 def _bar(axes: Any, row: int, middle: float, low: float | None, high: float | None, colour: str) -> None:
@@ -251,15 +275,11 @@ def _bar(axes: Any, row: int, middle: float, low: float | None, high: float | No
     axes.plot([middle], [row], "o", color=colour, markersize=6)
 
 
-def _verdict_colour(arm: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
-    is_baseline = arm["arm"] == verdict["baseline_arm"]
-    return "#222222" if is_baseline else VERDICTS.get(arm["verdict"] or "", VERDICTS["undecided"])
-
-
-def _pad(axes: Any, share: float = 0.06) -> None:
-    """Room beside the bars, on the right for a word."""
-    low, high = axes.get_xlim()
-    axes.set_xlim(low - 0.04 * (high - low), high + share * (high - low))
+def _colour(arm: Mapping[str, Any], key: str, verdict: Mapping[str, Any]) -> str:
+    if arm["arm"] == verdict["baseline_arm"]:
+        return "#222222"
+    found = arm[key]
+    return VERDICTS[found["verdict"]] if found else COLOURS[0]
 
 
 def labels(arms: Sequence[str]) -> list[str]:

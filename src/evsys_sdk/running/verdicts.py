@@ -20,20 +20,24 @@ from evsys_sdk.eval.verdict import Verdict
 from evsys_sdk.eval.verdict_text import verdict_lines
 from evsys_sdk.protocols import EvalResult, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
-from evsys_sdk.record.conclusion import Findings, matching
+from evsys_sdk.record.conclusion import Findings, score_keys
 from evsys_sdk.running.task_values import is_share_of_tasks, task_values
 
 Arms = Mapping[str, Sequence[RunResult]]
 
 
-def judge_experiment(arms: Arms, metadata: Metadata) -> Findings:
-    """What the scores allow us to say; without a success metric, or scores by task, why they allow nothing."""
+def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) -> Findings:
+    """What the scores allow us to say; without a success metric, or scores by task, why they allow nothing.
+
+    `searched`: the arms are trials of a search, which has no baseline unless one is named.
+    """
     success = metadata.success_metric
     if success is None:
         return Findings(why_not="no success_metric is named, so arms are not ranked")
-    keys = _keys(arms, success.name)
+    keys = score_keys(arms, success.name)
     if not keys:
         return Findings(why_not=f"no arm has a score for {success.name}")
+    baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
     try:
         scores = [_arm_scores(arm, results, keys) for arm, results in arms.items()]
         verdict = judge_arms(
@@ -42,8 +46,9 @@ def judge_experiment(arms: Arms, metadata: Metadata) -> Findings:
             mode=success.mode,
             baseline_arm=metadata.baseline_arm,
             untrained=_untrained(arms, keys),
-            also=_predicted(metadata, arms),
+            also=_predicted(metadata, baseline),
             share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
+            searched=searched,
         )
     except EvsysError as exc:
         return Findings(why_not=f"{success.name}: {exc}")
@@ -57,15 +62,18 @@ def _findings(verdict: Verdict, metadata: Metadata, *, only_test: bool) -> Findi
             verdict, best_arm=None, winner=None,
             why_no_best="it was measured on a test benchmark only, and test scores do not select",
         )  # fmt: skip
-    elif only_test:
-        lines.append("The best arm was picked on test scores (allow_test_selection): what it scores there flatters it.")
+    elif only_test and len(verdict.arms) > 1:
+        lines.append(
+            "Arms were picked on test scores (allow_test_selection): only tasks that nobody has looked at can say how "
+            "good the one on top is."
+        )
     data: dict[str, Any] = {"verdict": verdict.as_dict()}
     hypothesis = metadata.hypothesis
     if isinstance(hypothesis, Hypothesis):
         judged = judge_hypothesis(hypothesis, verdict)
         data["hypothesis_result"] = judged.as_dict()
         lines.insert(0, f"The hypothesis is {judged.outcome}: {judged.why}.")
-    return Findings(best_arm=_best(verdict), lines=[*lines, *_told(verdict)], data=data)
+    return Findings(best_arm=_best(verdict), lines=[*lines, *verdict_lines(verdict)], data=data)
 
 
 def _best(verdict: Verdict) -> str | None:
@@ -74,22 +82,9 @@ def _best(verdict: Verdict) -> str | None:
     return verdict.best_arm or only
 
 
-def _told(verdict: Verdict) -> list[str]:
-    """The verdict in words; that the only arm has nothing to be compared with goes without saying."""
-    lines = verdict_lines(verdict)
-    return lines[1:] if len(verdict.arms) == 1 and verdict.winner else lines
-
-
-def _predicted(metadata: Metadata, arms: Arms) -> list[tuple[str, str]]:
+def _predicted(metadata: Metadata, baseline: str | None) -> list[tuple[str, str]]:
     hypothesis = metadata.hypothesis
-    if not isinstance(hypothesis, Hypothesis):
-        return []
-    return [predicted_pair(hypothesis.prediction, metadata.baseline_arm or next(iter(arms)))]
-
-
-def _keys(arms: Arms, name: str) -> list[str]:
-    """The metrics that `name` means, over all arms."""
-    return list(dict.fromkeys(key for results in arms.values() for found in results for key in matching(found, name)))
+    return [predicted_pair(hypothesis.prediction, baseline)] if isinstance(hypothesis, Hypothesis) else []
 
 
 def _arm_scores(arm: str, results: Sequence[RunResult], keys: Sequence[str]) -> ArmScores:
@@ -130,7 +125,7 @@ def _values(evals: Sequence[EvalResult], keys: Sequence[str], numbers: Mapping[s
             raise EvsysError(error or f"it was not scored by {key}")
         result, score = found[key]
         if score.value is None:
-            raise EvsysError(score.error or "the score is not valid")
+            raise EvsysError(result.error or score.error or "the score is not valid")
         values |= {f"{key}/{task}": value for task, value in task_values(result.rollouts, score.metric).items()}
     return values
 

@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evsys_sdk.eval.paired import (
-    Estimate,
-    SeedSpread,
-    arm_interval,
-    arm_mean,
-    difference,
-    pooled_spread,
-    seed_spread,
-    supported,
-)
-from evsys_sdk.eval.statistics import wilson_interval
+from evsys_sdk.eval.paired import arm_interval, arm_mean, difference
+from evsys_sdk.eval.seed_spread import pooled_spread, seed_spread
+from evsys_sdk.eval.statistics import wilson_around, wilson_interval
 
 A = np.array([[0.1, 0.4, 0.35, 0.8, 0.66, 0.2, 0.9, 0.55]])
 B = np.array([[0.12, 0.3, 0.35, 0.7, 0.7, 0.1, 0.85, 0.6]])
@@ -118,24 +110,39 @@ def test_a_single_seed_borrows_the_scatter_of_the_other_arm():
     single = chance.normal(0, 0.1, (1, 500))
     spread = seed_spread(several)
     found = difference(single, several, unit=False)
-    assert found.seed_variance == pytest.approx((spread.scatter - spread.noise) * (1 + 1 / 4))
+    assert found.seed_scatter == pytest.approx(spread.scatter * (1 + 1 / 4))
+    assert (found.seed_noise, found.seed_degrees) == pytest.approx((spread.noise * (1 + 1 / 4), 3))
     fixed = difference(several, single, unit=False, other_is_fixed=True)
-    assert fixed.seed_variance == pytest.approx((spread.scatter - spread.noise) / 4)
+    assert fixed.seed_scatter == pytest.approx(spread.scatter / 4)
 
 
-def test_seeds_that_happen_to_agree_are_not_believed_and_restless_ones_are():
-    usual = pooled_spread(SeedSpread(scatter=4.0, noise=1.0, degrees=1) for _ in range(5))
-    calm, wild = SeedSpread(scatter=0.1, noise=1.0, degrees=1), SeedSpread(scatter=90.0, noise=1.0, degrees=1)
-    assert supported([(calm, 0.5)], usual)[0][0].scatter == pytest.approx(4.0)
-    assert supported([(calm, 0.5), (calm, 0.5)], usual)[0][0].scatter == pytest.approx(2.05)
-    assert supported([(wild, 0.5)], usual) == [(wild, 0.5)]
+def test_two_seeds_that_happen_to_agree_borrow_from_the_other_arms_and_three_do_not():
+    chance = np.random.default_rng(4)
+    luck = np.array([[0.3, -0.3], [0.25, -0.2], [0.2, -0.3], [0.01, -0.01]])
+    values = chance.normal(0, 0.1, (4, 2, 200)) + luck[:, :, None]
+    pooled = pooled_spread(map(seed_spread, values))
+    assert arm_mean(values[3], pooled).error > 0.1 > arm_mean(values[3]).error
+    third = np.concatenate([values[3], values[3][:1]])
+    assert arm_mean(third, pooled) == arm_mean(third)
 
 
-def test_one_arm_gone_wild_does_not_spoil_what_is_said_of_the_others():
-    usual = [SeedSpread(scatter=4.0, noise=1.0, degrees=2) for _ in range(5)]
-    wild = SeedSpread(scatter=4e6, noise=1.0, degrees=2)
-    assert pooled_spread([*usual, wild, None]).scatter == pytest.approx((5 * 4 + 40) / 6)
-    assert pooled_spread([None]) is None
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("passed", [0.0, 1.0])
+def test_seeds_that_all_fail_or_all_pass_are_worth_their_tasks(seeds, passed):
+    same = np.full((seeds, 50), passed)
+    low, high = arm_interval(same, arm_mean(same), unit=True)
+    assert (low, high) == pytest.approx(wilson_interval(round(50 * passed), 50))
+    other = same.copy()
+    other[0, 0] = 1 - passed  # one of the runs does one task differently: hardly another picture
+    low, high = arm_interval(other, arm_mean(other), unit=True)
+    assert high - low < 0.15
+
+
+def test_where_few_tasks_tell_anything_seeds_are_worth_no_more_than_tasks():
+    rare = np.zeros((5, 50))
+    rare[[0, 1, 2], [0, 1, 2]] = 1.0  # three tasks, each passed by one seed
+    low, high = arm_interval(rare, arm_mean(rare), unit=True)
+    assert (low, high) == pytest.approx(wilson_around(0.012, 50, 1.959963984540054))
 
 
 def world(chance, *, arms, seeds, tasks, seed_effect=0.0):
@@ -157,8 +164,11 @@ def true_mean(seed_effect):
 
 @pytest.mark.parametrize(
     ("seeds", "tasks", "seed_effect"),
-    [(1, 100, 0.0), (1, 400, 0.0), (2, 100, 0.1), (3, 100, 0.0), (3, 100, 0.3), (3, 30, 0.3), (5, 100, 0.3)],
-)
+    [
+        (1, 100, 0.0), (1, 400, 0.0), (2, 100, 0.1), (2, 50, 0.5), (2, 300, 1.0), (3, 100, 0.0), (3, 100, 0.3),
+        (3, 30, 0.3), (5, 100, 0.3),
+    ],
+)  # fmt: skip
 def test_between_93_and_97_of_100_intervals_hold_the_truth(seeds, tasks, seed_effect):
     chance, repeats, truth = np.random.default_rng(7), 1000, true_mean(seed_effect)
     hits = np.zeros(2)
@@ -171,16 +181,12 @@ def test_between_93_and_97_of_100_intervals_hold_the_truth(seeds, tasks, seed_ef
     assert (hits / repeats).min() >= 0.93 and (hits / repeats).max() <= 0.97, hits / repeats
 
 
-def test_numbers_of_any_size_are_covered_too():
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_numbers_of_any_size_are_covered_too(seeds):
     chance, hits = np.random.default_rng(8), 0
     for _ in range(1000):
         tasks = chance.normal(0, 300, (1, 1, 25))
-        values = 900 + tasks + chance.normal(0, 20, (2, 3, 1)) + chance.normal(0, 80, (2, 3, 25))
+        values = 900 + tasks + chance.normal(0, 20, (2, seeds, 1)) + chance.normal(0, 80, (2, seeds, 25))
         low, high = difference(values[0], values[1], unit=False).interval()
         hits += low <= 0 <= high
     assert 0.93 <= hits / 1000 <= 0.97
-
-
-def test_an_estimate_stays_where_values_can_be():
-    found = Estimate(value=0.99, centre=0.99, n_tasks=9, error=0.2, bounds=(-1.0, 1.0))
-    assert found.interval()[1] == 1.0

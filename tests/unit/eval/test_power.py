@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evsys_sdk.eval.paired import Estimate, difference
-from evsys_sdk.eval.power import Question, is_settled, more_seeds, more_tasks, planned_error
+from evsys_sdk.eval.estimate import Estimate
+from evsys_sdk.eval.paired import difference
+from evsys_sdk.eval.power import Question, is_settled, more_of_both, more_seeds, more_tasks, planned
 
 
 def question(value, *, task=1.0, seed=0.0, noise=0.0, degrees=0, margin=0.0, n=100):
     found = Estimate(
-        value=value, centre=value, n_tasks=n, task_variance=task / n, seed_variance=seed, noise_variance=noise / n,
-        seed_degrees=degrees, error=math.sqrt(task / n + seed),
+        value=value, centre=value, n_tasks=n, task_variance=task / n, task_degrees=n - 1, seed_noise=noise / n,
+        seed_scatter=seed + noise / n, seed_degrees=degrees,
     )  # fmt: skip
     return Question(estimate=found, margin=margin, alpha=0.05)
 
@@ -60,8 +61,29 @@ def test_the_promise_is_kept_four_times_in_five():
     assert 0.77 <= (p < 0.05).mean() <= 0.83
 
 
-def test_with_nothing_added_the_plan_has_the_error_of_the_estimate():
+def test_with_nothing_added_the_plan_is_the_estimate():
     chance = np.random.default_rng(1)
     quiet, loud = chance.normal(0, 1, (2, 50)), chance.normal(0, 1, (2, 50)) + np.array([[0.9], [-0.9]])
     found = difference(loud, quiet, unit=False)
-    assert planned_error(found, 50, 1.0) == pytest.approx((found.error, found.degrees), rel=0.01)
+    plan = planned(found, 50, 1.0)
+    assert (plan.error, plan.critical(0.025)) == pytest.approx((found.error, found.critical(0.025)))
+
+
+def test_twice_the_tasks_halve_their_part_and_twice_the_seeds_halve_the_others():
+    found = question(0.2, task=4.0, seed=0.5, noise=1.0, degrees=4).estimate
+    assert planned(found, 200, 1.0).variance == pytest.approx(4.0 / 200 + 0.5)
+    assert planned(found, 100, 2.0).variance == pytest.approx(3.0 / 100 + 0.25 + 1.0 / 200)
+
+
+def test_where_neither_helps_alone_both_together_do():
+    """Noise of tasks and of seeds, each alone too much for the difference."""
+    found = Estimate(
+        value=0.03, n_tasks=50, centre=0.03, task_variance=0.0009, task_degrees=49, seed_scatter=0.0009, seed_degrees=2
+    )
+    asked = Question(estimate=found, margin=0.0, alpha=0.05)
+    assert more_tasks(asked) is None and more_seeds(asked, 3) is None
+    tasks, seeds = more_of_both(asked, 3)
+    times = 1 + tasks // 50
+    assert (tasks, seeds) == (50 * (times - 1), 3 * (times - 1)) and times > 2
+    assert is_settled(asked, tasks=50 * times, times=times)
+    assert not is_settled(asked, tasks=50 * (times - 1), times=times - 1)

@@ -70,3 +70,25 @@ def test_lower_is_better_is_corrected_upwards():
     lowest = np.mean([min(arm[i].mean() for arm in values) for i in range(400)])
     corrected = np.mean([picked_score([arm[i] for arm in values], mode="min") for i in range(400)])
     assert lowest < 98.5 and abs(corrected - 100) < 0.3
+
+
+def test_an_arm_that_is_really_ahead_is_not_sold_far_short():
+    chance = np.random.default_rng(6)
+    share = np.array([0.6, 0.6, 0.6, 0.6, 0.6, 0.7])[:, None, None]
+    missed = []
+    for _ in range(600):
+        values = (chance.random((6, 1, 200)) < share).astype(float)
+        top = int(values.mean(axis=(1, 2)).argmax())
+        missed.append(picked_score(list(values)) - share[top, 0, 0])
+    assert abs(np.mean(missed)) < 0.01
+
+
+def test_a_lucky_seed_of_another_arm_does_not_cost_the_winner_its_score():
+    chance, misses = np.random.default_rng(3), []
+    while len(misses) < 60:
+        easy = chance.beta(2, 2, 100) * 0.6 + 0.1
+        raised = [[0, 0, 0], [0.2, 0.2, 0.2], [0.45, 0, 0], [0, 0, 0]]
+        arms = [np.array([chance.random(100) < np.clip(easy + by, 0, 1) for by in arm], dtype=float) for arm in raised]
+        if max(range(4), key=lambda index: arms[index].mean()) == 1:
+            misses.append(picked_score(arms) - np.clip(easy + 0.2, 0, 1).mean())
+    assert abs(np.mean(misses)) < 0.015, "it was 0.08 when the lucky arm was picked by two of its seeds"

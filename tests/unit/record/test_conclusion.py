@@ -18,31 +18,46 @@ def _conclude(arms, findings=None, metric="val.pass@1"):
     )
 
 
-def test_the_conclusion_says_what_was_found_and_names_arms_that_had_trouble():
+def test_the_conclusion_says_what_was_found_and_then_names_arms_that_were_not_judged():
     arms = {
         "good": [_run(val__t__passat1=0.2)],
         "crashed": [_run("failed", "boom", val__t__passat1=0.9)],
         "unscored": [_run()],
     }
-    found = _conclude(arms, Findings(best_arm="good", lines=["good it is"]))
+    data = {"verdict": {"arms": [{"arm": "good"}]}}
+    found = _conclude(arms, Findings(best_arm="good", lines=["good it is"], data=data))
     assert found.best_arm == "good"
     assert found.text.splitlines() == [
         "Hypothesis: h",
-        "crashed: failed, not ranked: no run completed (boom)",
         "good it is",
+        "crashed: failed, not ranked: no run completed (boom)",
+        "unscored: completed, not ranked: no score for val.pass@1",
     ]
     why = {arm.arm: arm.why_unranked for arm in found.arms}
     assert why == {"good": None, "crashed": "no run completed", "unscored": "no score for val.pass@1"}
+
+
+def test_an_arm_without_a_score_says_why_it_has_none():
+    run = _run()
+    run.extras["evals"] = [EvalResult(name="t", split="val", scores=[], error="all 40 rollouts errored")]
+    found = _conclude({"a": [run]})
+    assert found.arms[0].why_unranked == "no score for val.pass@1: all 40 rollouts errored"
 
 
 def test_without_a_verdict_every_arm_has_its_line_and_the_reason_is_told():
     found = _conclude({"a": [_run(val__t__passat1=0.5)], "b": [_run(val__t__passat1=0.6)]})
     assert found.best_arm is None
     assert found.text.splitlines()[1:] == [
+        "No verdict: not judged.",
         "a: completed, val.pass@1 0.500",
         "b: completed, val.pass@1 0.600",
-        "No verdict: not judged.",
     ]
+
+
+def test_an_arm_that_has_only_a_test_score_is_not_scored_where_others_have_validation():
+    arms = {"a": [_run(val__t__passat1=0.5, test__t__passat1=0.4)], "b": [_run(test__t__passat1=0.9)]}
+    found = _conclude(arms, metric="pass@1")
+    assert [arm.scores for arm in found.arms] == [[0.5], []]
 
 
 @pytest.mark.parametrize(

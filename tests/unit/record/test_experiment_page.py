@@ -103,6 +103,49 @@ def test_a_failed_seed_and_a_broken_evaluation_have_their_reasons(tmp_path: Path
     assert "- new|er, seed 1: test/big was not scored (no such file)" in lines
 
 
+def test_seeds_with_the_same_reason_share_a_line_and_a_pruned_arm_says_when_and_why(tmp_path: Path) -> None:
+    arms = [
+        ArmSummary(arm="a", statuses=["failed", "failed"], why_unranked="no run completed"),
+        ArmSummary(arm="b", statuses=["pruned"], why_unranked="pruned at step 10 with val.pass@1 0.412"),
+        ArmSummary(arm="c", statuses=["completed"], why_unranked="no score for val.pass@1"),
+    ]
+    runs = [
+        *(run(f"a__s{seed}", status="failed", error="boom", seed=seed) for seed in (1, 2)),
+        run("b", status="pruned", seed=1), run("c", seed=1),
+    ]  # fmt: skip
+    lines = page(tmp_path, runs=runs, conclusion=Conclusion(arms=arms, best_arm=None, text="", metric="val.pass@1"))
+    start = lines.index("## Failed and unscored")
+    assert lines[start + 2 : start + 5] == [
+        "- a, seeds 1, 2: failed (boom)",
+        "- b: pruned at step 10 with val.pass@1 0.412",
+        "- c: no score for val.pass@1",
+    ]
+    assert "| b | pruned | 1 | not ranked | - |" in lines
+
+
+def test_one_arm_is_no_baseline_and_nothing_was_chosen(tmp_path: Path) -> None:
+    arms = [ArmSummary(arm="only", statuses=["completed"] * 2, scores=[0.5, 0.5])]
+    data = {"verdict": verdict_data(only=0.5)}
+    conclusion = Conclusion(
+        arms=arms, best_arm="only", text="only: 0.500", metric="val.pass@1", findings=Findings(data=data)
+    )
+    text = "\n".join(page(tmp_path, runs=[run("s1", 0.5), run("s2", 0.5)], conclusion=conclusion))
+    assert "baseline" not in text and "Nothing was chosen: there is one arm, measured by val/tools/pass@1." in text
+
+
+def test_a_search_without_a_baseline_is_compared_with_the_untrained_model(tmp_path: Path) -> None:
+    values = {f"t{t}": float(t < 20) for t in range(40)}
+    arms = [ArmScores(arm=arm, seeds={1: values}) for arm in ("base", "new|er")]
+    judged = judge_arms(arms, metric="val.pass@1", untrained=dict.fromkeys(values, 0.0), searched=True).as_dict()
+    found = facts(tmp_path).conclusion
+    conclusion = Conclusion(
+        arms=found.arms, best_arm="base", text="", metric="val.pass@1", findings=Findings(data={"verdict": judged})
+    )
+    text = "\n".join(page(tmp_path, conclusion=conclusion))
+    assert "| tasks | against the untrained model |" in text and "the baseline" not in text
+    assert "| better, +0.500 [" in text
+
+
 def test_a_choice_on_validation_says_that_test_scores_took_no_part(tmp_path: Path) -> None:
     runs = facts(tmp_path).runs
     runs[0].metrics["test/tools/pass@1"] = 0.1

@@ -9,7 +9,7 @@ import pytest
 from evsys_sdk.eval.arm_scores import ArmScores
 from evsys_sdk.eval.judging import judge_arms
 from evsys_sdk.protocols import EvalResult, RunResult, Score
-from evsys_sdk.record.figures import MOST_COLOURS, Place, band, curves_of, draw, labels, learning_curves
+from evsys_sdk.record.figures import MOST_COLOURS, Place, band, curves_of, draw, forest, labels, learning_curves
 from evsys_sdk.record.journal import Journal
 
 JOURNAL = "exp.journal.sqlite"
@@ -100,6 +100,35 @@ def test_a_line_and_a_band_per_arm_with_the_rest_in_grey(tmp_path: Path) -> None
     axes = figure.axes[0]
     assert (len(axes.lines), len(axes.collections)) == (MOST_COLOURS + 2, MOST_COLOURS)
     assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "2 other arms"
+
+
+def test_an_arm_that_failed_is_dashed_and_named_so(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    arms = world(tmp_path)
+    figure = learning_curves(curves_of(arms, tmp_path / JOURNAL), order=list(arms), title="t", failed=["arm1"])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["arm0", "arm1 (failed)"]
+    assert "--" in {line.get_linestyle() for line in figure.axes[0].lines}
+
+
+def test_arms_without_a_score_are_named_in_the_heading_and_seeds_that_agree_lie_in_a_pile() -> None:
+    pytest.importorskip("matplotlib")
+    judged = verdict()
+    judged["arms"].append({**judged["arms"][0], "arm": "lost", "mean": None})
+    figure = forest(judged, judged["arms"][:2], title="t")
+    assert any(text.get_text().endswith("not ranked: lost") for text in figure.texts)
+    seeds = next(line for line in figure.axes[0].lines if line.get_markersize() == 3)
+    assert len(set(seeds.get_ydata())) == 2 and len(set(seeds.get_xdata())) == 1
+
+
+def test_without_a_baseline_arms_stand_against_the_untrained_model_or_alone() -> None:
+    pytest.importorskip("matplotlib")
+    values = {f"t{t}": float(t < 20) for t in range(40)}
+    arms = [ArmScores(arm=arm, seeds={1: values}) for arm in "ab"]
+    alone = judge_arms(arms, metric="m", searched=True).as_dict()
+    assert len(forest(alone, alone["arms"], title="t").axes) == 1
+    beside = judge_arms(arms, metric="m", searched=True, untrained=dict.fromkeys(values, 0.0)).as_dict()
+    axes = forest(beside, beside["arms"], title="t").axes
+    assert axes[1].get_title(loc="left") == "difference to the untrained model"
 
 
 def test_one_arm_of_one_step_has_no_figures_and_says_why(tmp_path: Path) -> None:

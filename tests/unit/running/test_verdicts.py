@@ -79,7 +79,28 @@ def test_test_scores_select_nothing_unless_that_is_allowed_and_then_it_is_admitt
     found = _judged(arms, "pass@1")
     assert found.best_arm is None and "test scores do not select" in found.lines[0]
     allowed = _judged(arms, "pass@1", allow_test_selection=True)
-    assert allowed.best_arm == "up" and "picked on test scores" in allowed.lines[0]
+    assert allowed.best_arm == "up" and allowed.lines[0].startswith("Arms were picked on test")
+
+
+def test_an_arm_with_test_scores_only_does_not_bring_the_others_test_scores_in():
+    arms = {
+        "base": [_run(_eval(LOW), _eval(HIGH, split="test"))],
+        "up": [_run(_eval(HIGH), _eval(LOW, split="test"))],
+        "unscored": [_run(_eval([1] * 100, split="test"))],
+    }
+    found = _judged(arms, "pass@1")
+    assert found.best_arm == "up" and found.data["verdict"]["arms"][0]["n_tasks"] == 100
+    assert found.data["verdict"]["arms"][2]["why_unranked"] == "it was not scored by val/t/pass@1"
+
+
+def test_the_trials_of_a_search_have_no_baseline():
+    arms = {"t0": [_run(_eval(LOW, step=0), _eval(LOW))], "t1": [_run(_eval(HIGH))]}
+    success = {"name": "val.pass@1", "mode": "max"}
+    prediction = {"claim": "it learns", "prediction": {"arm": "t1", "direction": "higher"}}
+    found = judge_experiment(arms, Metadata(success_metric=success, hypothesis=prediction), searched=True)
+    assert found.best_arm == "t1" and found.data["verdict"]["baseline_arm"] is None
+    assert found.data["hypothesis_result"]["vs"] == "untrained" and found.lines[0].startswith("The hypothesis is supp")
+    assert found.lines[1].startswith("Top of 2 arms: t1 with 0.750") and "baseline" not in " ".join(found.lines)
 
 
 def test_validation_comes_before_test():
