@@ -52,6 +52,7 @@ def validate_yaml(
 
 def deep_problems(config: ExperimentConfig) -> list[Problem]:
     """Everything that is wrong with the blocks, files and verifiers of a config, located."""
+    from evsys_sdk.running.foreseen_leakage import foreseen_leakage
     from evsys_sdk.running.metric_checks import metric_problems
     from evsys_sdk.running.search_checks import search_problems
 
@@ -66,6 +67,8 @@ def deep_problems(config: ExperimentConfig) -> list[Problem]:
     for index, run in enumerate(config.all_runs()):
         for problem in _run_problems(run, config):
             problems.append(replace(problem, path=source.in_run(index, problem.path)))
+    if config.leakage == "error" and not problems:
+        problems += foreseen_leakage(config)
     unique = {(p.path, p.message): p for p in problems}
     return [source.located(problem) for problem in unique.values()]
 

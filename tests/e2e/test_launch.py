@@ -112,6 +112,14 @@ def test_a_fork_is_a_child_that_takes_over_what_is_the_same(project, launched):
     assert other["name"] == "hello_sft-3"
 
 
+def test_what_is_taken_over_is_not_paid_for_again(project, launched):
+    rates = (1e-3, 1e-2, 2e-2)
+    for _ in range(2):  # the first process of the child, then one that goes on
+        summary, _ = _summary(project, launched(rates=rates, budget={"steps": 9}), "--fork")
+        assert [run["status"] for run in summary["runs"]] == ["completed"] * 3, summary
+        (project.root / "outputs/hello_sft-2/rate0.02/run_result.json").unlink()
+
+
 def test_identical_runs_of_another_experiment_in_the_same_folder_are_taken_over(project, launched):
     path = launched(name="other", output_dir="./outputs")
     _, said = _summary(project, path)

@@ -11,6 +11,16 @@ TASKS = [
     "How many of the 14 lamps along the pier are still broken after the storm?",
     "Write a polite note to the harbour master about the noise at night.",
 ]
+AS_IT_IS = """
+from evsys_sdk import register_transform
+
+@register_transform("as_it_is")
+class AsItIs:
+    name = "as_it_is"
+
+    def __call__(self, rows):
+        return rows
+"""
 CLEAN = [{"prompt": f"say {word}", "completion": word} for word in ("red", "green", "blue", "black")]
 
 
@@ -63,9 +73,27 @@ def test_clean_rows_are_recorded_as_such_and_not_spoken_of(project, bench):
     assert [(audit["tasks"], audit["n_rows"]) for audit in record(project)["leakage"]] == [(0, 4)]
 
 
-def test_error_stops_the_run_before_training_and_leaves_a_record(project, bench):
+@pytest.fixture
+def own_code(project, minimal_run):
+    """A run whose rows pass through a transform of the user's, which nothing calls before the run does."""
+    (project.root / "mine.py").write_text(AS_IT_IS)
+    data = {"path": "data/train.jsonl", "transforms": [{"kind": "as_it_is"}, {"kind": "jsonl_to_chat"}]}
+    return {"run": minimal_run(data=data), "imports": ["mine"]}
+
+
+def test_error_refuses_rows_that_are_at_hand_before_anything_else(project, bench):
     leak(project, TASKS[2])
-    done = run(project, project.config(metadata=bench, leakage="error"), code=2)
+    path = project.config(metadata=bench, leakage="error")
+    for command in (["run"], ["validate", "--deep"]):
+        done = project.evsys(*command, path)
+        assert done.returncode == 1 and not (project.root / "outputs").exists()
+        assert "run.data" in done.stderr and "(1 of test/harbour)" in done.stderr
+        assert "bench/tasks.jsonl:3) in row 4 word for word" in done.stderr and "evsys data leakage" in done.stderr
+
+
+def test_error_stops_a_run_before_training_and_leaves_a_record(project, bench, own_code):
+    leak(project, TASKS[2])
+    done = run(project, project.config(metadata=bench, leakage="error", **own_code), code=2)
     found = record(project)
     assert found["status"] == "failed" and "nothing was trained" in found["error"]
     assert "1 of test/harbour" in found["error"] and found["leakage"][0]["tasks"] == 1
@@ -117,9 +145,8 @@ def test_the_phases_of_a_combo_are_compared_before_the_first_trains(project, ben
             "params": {"phases": [{"name": "a", "algorithm": sft}, {"name": "b", "algorithm": sft, "data": data}]},
         }
     )
-    run(project, project.config(run=combo, metadata=bench, leakage="error"), code=2)
-    found = record(project)
-    assert "algorithm.params.phases[1].data" in found["error"] and not found["metrics"]
+    done = run(project, project.config(run=combo, metadata=bench, leakage="error"), code=1)
+    assert "run.algorithm.params.phases[1].data" in done.stderr and "t1" in done.stderr
 
 
 def test_arms_and_seeds_on_the_same_rows_are_compared_once(project, bench):
@@ -151,3 +178,31 @@ def test_the_command_compares_any_rows_with_any_benchmark(project, bench):
     clean = project.evsys("data", "leakage", "data/train.jsonl", "bench")
     assert clean.returncode == 0 and clean.stdout == "no task of bench found in 4 training rows\n"
     assert project.evsys("data", "leakage", "data/nothing.jsonl", "bench").returncode == 1
+
+
+def test_the_rows_that_a_run_asks_afterwards_count_too(project, minimal_run):
+    project.write_rows("data/asked.jsonl", [{"prompt": text, "completion": "x"} for text in TASKS])
+    leak(project, TASKS[1].replace("14", "15"))
+    asked = {"enabled": True, "metrics": [{"kind": "exact_match"}], "eval_data": {"path": "data/asked.jsonl"}}
+    path = project.config(run=minimal_run(eval=asked))
+    warned = project.evsys("validate", "--deep", path)
+    assert warned.returncode == 0 and "1 of 3 tasks of eval.eval_data" in warned.stderr
+    run(project, path)
+    [audit] = record(project)["leakage"]
+    assert (audit["benchmark"], audit["tasks"], audit["kinds"]) == ("eval.eval_data", 1, {"numbers": 1})
+    assert audit["leaks"][0]["place"].endswith("data/asked.jsonl, row 1")
+
+
+def test_rows_from_the_template_of_the_tasks_are_spoken_of_but_are_no_leak(project):
+    def made(first, last):
+        numbers = [(n % 97, n // 7) for n in range(first, last)]
+        return [f"Tom has {a} apples and buys {b} more. How many apples does he have?" for a, b in numbers]
+
+    plan = {"kind": "in_process", "fn_name": "exact_match", "expected": "x"}
+    tasks = [{"task_id": f"t{n}", "instruction": text, "verifier": plan} for n, text in enumerate(made(0, 50))]
+    project.write_rows("bench/tasks.jsonl", tasks)
+    project.write_rows("data/train.jsonl", [{"prompt": text, "completion": "x"} for text in made(1000, 1400)])
+    benchmark = {"benchmark": [{"name": "sums", "path": "bench", "max_tokens": 4}]}
+    done = run(project, project.config(metadata=benchmark, leakage="error"))
+    assert "Not counted as leakage: r0: " in done.stdout and "the same template" in done.stdout
+    assert record(project)["leakage"][0]["tasks"] == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from codecs import BOM_UTF8
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,21 +14,40 @@ from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
 if TYPE_CHECKING:
     from evsys_sdk.data.leakage import Audit
     from evsys_sdk.eval.benchmark import Benchmark
+    from evsys_sdk.protocols import Row
 
 
 def audit(args: argparse.Namespace) -> int:
     from evsys_sdk.cli.preview import read_file
-    from evsys_sdk.data.leakage import SAMPLE_ROWS, audit_rows, plain, spread
+    from evsys_sdk.data.leakage import Suite, audit_suites, plain
 
     path, suite = _rows_file(args), _suite(args)
     # Read twice, so that of a large file only a sample is held in memory.
-    sample = spread(read_file(path), SAMPLE_ROWS)
-    found = audit_rows(read_file(path), suite.tasks, benchmark=suite.name, sample=sample)
+    known = Suite(name=suite.name, tasks=suite.tasks, places=suite.places)
+    [found] = audit_suites(read_file(path), [known], sample=sample_of(path))
     if args.json:
         print_json({"rows_file": str(path), "ok": found.clean, **plain(found)})
     else:
         _print(found)
     return EXIT_OK if found.clean else EXIT_BAD_INPUT
+
+
+def sample_of(path: Path) -> list[Row]:
+    """Rows from the beginning of a file to its end; of a JSONL file no others are parsed."""
+    from evsys_sdk.cli.preview import is_json_list, read_file
+    from evsys_sdk.data.leakage import SAMPLE_ROWS, spread
+    from evsys_sdk.errors import DataError
+    from evsys_sdk.jsonl import open_bytes, parse_object
+
+    if is_json_list(path):
+        return spread(read_file(path), SAMPLE_ROWS)
+    with open_bytes(path) as lines:
+        kept = spread((line for line in lines if not line.isspace()), SAMPLE_ROWS)
+    rows = []
+    for line in kept:
+        with suppress(DataError):  # told with its number when all are read
+            rows.append(parse_object(line.removeprefix(BOM_UTF8)))
+    return rows
 
 
 def _rows_file(args: argparse.Namespace) -> Path:
@@ -61,5 +82,5 @@ def _print(audit: Audit) -> None:
         if audit.tasks > len(audit.leaks):
             print(f"... and {audit.tasks - len(audit.leaks)} more tasks")
     print(audit.text)
-    if audit.templated:
-        print(f"not counted: {audit.templated} tasks that resemble more than 20 different rows each (one template)")
+    if audit.note:
+        print(audit.note)

@@ -1,8 +1,8 @@
 """Do the training rows hold tasks of a benchmark?
 
-In: rows and a benchmark's tasks. Out: an `Audit`: how many tasks stand in how many rows, as what kind of copy, and the
-first of them by place. Pure functions; what is text is decided in `leakage_text`, what is a copy in `leakage_index`.
-Only here it is decided that a near copy found in too many different rows is a template and no copy.
+In: rows and benchmarks' tasks. Out: an `Audit` for each: how many tasks stand in how many rows, as what kind of copy,
+and the first of them by place. Pure functions; what is text is decided in `leakage_text`, what is a copy in
+`leakage_index`, what counts in `leakage_tally`. Rows are read once, however many benchmarks there are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from evsys_sdk.data.leakage_index import RANKS, Kind, Match, TaskIndex, TaskText
+from evsys_sdk.data.leakage_index import Kind, Match, Sample, TaskIndex, readings_of
+from evsys_sdk.data.leakage_tally import Finding, Tally
+from evsys_sdk.data.leakage_text import row_texts
+from evsys_sdk.data.leakage_words import Gram
 from evsys_sdk.data.rows import collector_paused
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.errors import shorten
@@ -21,14 +24,24 @@ from evsys_sdk.protocols import Row
 
 SAMPLE_ROWS = 5_000
 MAX_LEAKS = 50
-MAX_VARIANTS = 20
-"""Different rows that may be near copies of one task; with more, task and rows are of one family."""
 WORDS: dict[Kind, str] = {
     "exact": "word for word",
     "normalised": "but for case, punctuation or spaces",
     "numbers": "with other numbers",
     "ngram": "in part",
 }
+RANKS: dict[Kind, int] = {kind: rank for rank, kind in enumerate(WORDS)}
+_LONG, _MEMORY = 200, 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A benchmark, by the name that the audit tells."""
+
+    name: str
+    tasks: Sequence[HarborTask]
+    places: Sequence[str] = ()
+    """Where each task stands, such as `tasks.jsonl:12`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +53,17 @@ class Leakage:
     row: int
     """Index of the row, from 0, among the rows that were audited."""
     task_id: str
+    place: str
+    """Where the task stands; empty where that is not known."""
     overlap: float
     """Share of the task's text that the row has."""
     part: str = "instruction"
     """Or `answer`: the long answer that the task expects."""
+
+    @property
+    def text(self) -> str:
+        where = f" ({self.place})" if self.place else ""
+        return f"task {shorten(self.task_id)}{where} in row {self.row} {WORDS[self.kind]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +82,11 @@ class Audit:
     leaks: tuple[Leakage, ...] = ()
     """The first row of each task, the closest copies first, at most as many as were asked for."""
     templated: int = 0
-    """Tasks with so many near copies that they share a template with the rows; they are not counted above."""
+    """Tasks that share a template with rows, so that nobody can tell whether a row is a copy; not counted above."""
+    templated_rows: int = 0
+    """Rows that do, and hold no task that is counted."""
+    shared: int = 0
+    """Tasks that stand in a prompt which many rows share; not counted above."""
 
     @property
     def clean(self) -> bool:
@@ -73,7 +97,7 @@ class Audit:
         """`3 of 40 tasks of val/tools stand in 5 of 200 training rows: 2 word for word, 1 with other numbers`."""
         if self.clean:
             return f"no task of {self.benchmark} found in {self.n_rows} training rows"
-        kinds = ", ".join(f"{count} {WORDS[kind]}" for kind in RANKS if (count := self.kinds.get(kind)))
+        kinds = ", ".join(f"{count} {WORDS[kind]}" for kind in WORDS if (count := self.kinds.get(kind)))
         first = self.leaks[0]
         stand = "stands" if self.tasks == 1 else "stand"
         return (
@@ -81,10 +105,29 @@ class Audit:
             f"training rows: {kinds} (first: task {shorten(first.task_id)} in row {first.row})"
         )
 
+    @property
+    def note(self) -> str:
+        """What a user should hear of though it is not counted: rows and tasks from one template, shared prompts."""
+        told = []
+        if self.templated:
+            told.append(
+                f"{self.templated_rows} of {self.n_rows} training rows follow the same template as {self.templated} "
+                f"of {self.n_tasks} tasks of {self.benchmark}, with other numbers or words: whether they are copies "
+                "cannot be told, and they are not counted as leakage"
+            )
+        if self.shared:
+            told.append(
+                f"{self.shared} of {self.n_tasks} tasks of {self.benchmark} stand in a prompt or a greeting that many "
+                "training rows share: not counted as leakage"
+            )
+        return "; ".join(told)
+
 
 def plain(audit: Audit) -> dict[str, Any]:
     """The audit as plain data, for records and `--json`."""
-    return {**asdict(audit), "leaks": [asdict(leak) for leak in audit.leaks], "text": audit.text}
+    return {
+        **asdict(audit), "leaks": [asdict(leak) for leak in audit.leaks], "text": audit.text, "note": audit.note,
+    }  # fmt: skip
 
 
 def audit_rows(
@@ -96,25 +139,40 @@ def audit_rows(
     max_leaks: int = MAX_LEAKS,
 ) -> Audit:
     """Look for every task in every row. Rows that can be passed over once only come with a `sample` of their own."""
+    return audit_suites(rows, [Suite(name=benchmark, tasks=tasks)], sample=sample, max_leaks=max_leaks)[0]
+
+
+def audit_suites(
+    rows: Iterable[Row],
+    suites: Sequence[Suite],
+    *,
+    sample: Iterable[Row] | None = None,
+    max_leaks: int = MAX_LEAKS,
+) -> list[Audit]:
+    """The same for several benchmarks at once."""
     if sample is None:
         rows = rows if isinstance(rows, Sequence) else list(rows)
         sample = spread(rows, SAMPLE_ROWS)
-    tally = _Tally()
     with collector_paused():
-        index = TaskIndex(tasks, sample)
+        learned = Sample.of(sample)
+        search = _Search([TaskIndex(suite.tasks, learned) for suite in suites])
+        n_rows = 0
+        tallies = [Tally() for _ in suites]
         for number, row in enumerate(rows):
-            tally.n_rows += 1
-            matches = index.match(row)
-            if matches:
-                tally.add(number, matches)
-    return tally.audit(benchmark, tasks, max_leaks)
+            n_rows += 1
+            for which, matches in search.find(row).items():
+                tallies[which].add(number, matches)
+        return [
+            _audit(suite, tally, n_rows, n_rows / max(learned.n_rows, 1), max_leaks)
+            for suite, tally in zip(suites, tallies, strict=True)
+        ]
 
 
-def spread(rows: Iterable[Row], limit: int) -> list[Row]:
+def spread[T](rows: Iterable[T], limit: int) -> list[T]:
     """At most `limit` rows, evenly from the beginning to the end."""
     if isinstance(rows, Sequence):
         return list(islice(rows, 0, None, max(1, -(-len(rows) // limit))))
-    kept: list[Row] = []
+    kept: list[T] = []
     step = 1
     for number, row in enumerate(rows):
         if number % step == 0:
@@ -124,64 +182,78 @@ def spread(rows: Iterable[Row], limit: int) -> list[Row]:
     return kept
 
 
-@dataclass(slots=True)
-class _Found:
-    """One task text: its closest copy, and how many different rows are near copies."""
+class _Search:
+    """Looks rows up in several indexes; most rows resemble nothing in any, and are done with at the first look."""
 
-    best: Match
-    row: int
-    variants: set[int] = field(default_factory=set)
+    def __init__(self, indexes: list[TaskIndex]):
+        self.indexes, self.is_one = indexes, len(indexes) == 1
+        self.grams: frozenset[Gram] = frozenset().union(*(index.grams for index in indexes))
+        self.whole = {name for index in indexes for name in (*index.by_mask, *index.by_raw)}
+        self.longest = max((index.longest for index in indexes), default=0)
+        self.has_pieces = any(index.pieces for index in indexes)
+        self._without_match: set[str] = set()
 
-    @property
-    def is_template(self) -> bool:
-        return RANKS[self.best.kind] >= RANKS["numbers"] and len(self.variants) > MAX_VARIANTS
+    def find(self, row: Row) -> dict[int, list[Match]]:
+        """Number of the index -> what the row holds."""
+        found: dict[int, list[Match]] = {}
+        for text, from_prompt in row_texts(row).items():
+            if text in self._without_match:
+                continue
+            before = len(found)
+            for reading in readings_of(text, from_prompt, self.longest):
+                run = reading.run
+                hits = self.grams.intersection(zip(run, run[1:], run[2:], run[3:], run[4:], strict=False))
+                if not (hits or self.has_pieces or reading.mask in self.whole or text.strip() in self.whole):
+                    continue
+                for number, index in enumerate(self.indexes):
+                    if matches := index.matches(reading, hits if self.is_one else hits & index.grams):
+                        found.setdefault(number, []).extend(matches)
+            if len(found) == before and len(text) >= _LONG:
+                self._remember(text)
+        return found
+
+    def _remember(self, text: str) -> None:
+        """System prompts come again and again."""
+        if len(self._without_match) >= _MEMORY:
+            self._without_match.clear()
+        self._without_match.add(text)
 
 
-@dataclass(slots=True)
-class _Tally:
-    n_rows: int = 0
-    found: dict[TaskText, _Found] = field(default_factory=dict)
-    rows: Counter[tuple[TaskText, ...]] = field(default_factory=Counter)
-    """Task texts -> rows that hold just these. Rows with an equal text are counted under `()`."""
+def _audit(suite: Suite, tally: Tally, n_rows: int, scale: float, max_leaks: int) -> Audit:
+    finding = tally.finding(n_rows, scale)
+    leaks = _leaks(suite, finding)
+    kinds = Counter(leak.kind for leak in leaks)
+    leaked = {number for text in finding.leaked for number, _ in text.tasks}
+    alike = {number for text in finding.alike for number, _ in text.tasks} - leaked
+    shared = {number for text in finding.shared for number, _ in text.tasks} - leaked - alike
+    return Audit(
+        benchmark=suite.name,
+        n_rows=n_rows,
+        n_tasks=len(suite.tasks),
+        rows=finding.rows,
+        tasks=len(leaks),
+        kinds={kind: kinds[kind] for kind in WORDS if kinds[kind]},
+        leaks=tuple(leaks[:max_leaks]),
+        templated=len(alike),
+        templated_rows=finding.alike_rows if alike else 0,
+        shared=len(shared),
+    )
 
-    def add(self, row: int, matches: list[Match]) -> None:
-        for match in matches:
-            known = self.found.setdefault(match.text, _Found(best=match, row=row))
-            if RANKS[match.kind] < RANKS[known.best.kind]:
-                known.best, known.row = match, row
-            if len(known.variants) <= MAX_VARIANTS:
-                known.variants.add(match.row_key)
-        firm = any(RANKS[match.kind] < RANKS["numbers"] for match in matches)
-        self.rows[() if firm else tuple(match.text for match in matches)] += 1
 
-    def audit(self, benchmark: str, tasks: Sequence[HarborTask], max_leaks: int) -> Audit:
-        templated = {text for text, found in self.found.items() if found.is_template}
-        leaks = self._leaks(benchmark, tasks, templated)
-        kinds = Counter(leak.kind for leak in leaks)
-        return Audit(
-            benchmark=benchmark,
-            n_rows=self.n_rows,
-            n_tasks=len(tasks),
-            rows=sum(count for texts, count in self.rows.items() if not texts or set(texts) - templated),
-            tasks=len(leaks),
-            kinds={kind: kinds[kind] for kind in RANKS if kinds[kind]},
-            leaks=tuple(leaks[:max_leaks]),
-            templated=len({number for text in templated for number, _ in text.tasks}),
-        )
-
-    def _leaks(self, benchmark: str, tasks: Sequence[HarborTask], templated: set[TaskText]) -> list[Leakage]:
-        """One per task, its closest copy; the closest first, then in the order of the tasks."""
-        closest: dict[int, Leakage] = {}
-        for text, found in self.found.items():
-            for number, part in text.tasks if text not in templated else ():
-                known = closest.get(number)
-                if known is None or RANKS[found.best.kind] < RANKS[known.kind]:
-                    closest[number] = Leakage(
-                        benchmark=benchmark,
-                        kind=found.best.kind,
-                        row=found.row,
-                        task_id=tasks[number].task_id,
-                        overlap=round(found.best.overlap, 3),
-                        part=part,
-                    )
-        return [closest[number] for number in sorted(closest, key=lambda n: (RANKS[closest[n].kind], n))]
+def _leaks(suite: Suite, finding: Finding) -> list[Leakage]:
+    """One per task, its closest copy; the closest first, then in the order of the tasks."""
+    closest: dict[int, Leakage] = {}
+    for text, sightings in finding.leaked.items():
+        for number, part in text.tasks:
+            known, best = closest.get(number), sightings.best
+            if known is None or RANKS[best.kind] < RANKS[known.kind]:
+                closest[number] = Leakage(
+                    benchmark=suite.name,
+                    kind=best.kind,
+                    row=sightings.row,
+                    task_id=suite.tasks[number].task_id,
+                    place=suite.places[number] if suite.places else "",
+                    overlap=round(best.overlap, 3),
+                    part=part,
+                )
+    return [closest[number] for number in sorted(closest, key=lambda n: (RANKS[closest[n].kind], n))]

@@ -1,71 +1,50 @@
-"""Finds the tasks of a benchmark that a row holds: word for word, in another spelling, with other numbers, or in part.
+"""Finds the tasks of a benchmark that a text holds: word for word, in another spelling, with other numbers, or in part.
 
-In: tasks; a sample of the rows, to learn which phrases are nobody's; then rows, one at a time. Out: `Match`es. The
-index is over the tasks and stays small; rows pass by.
+In: tasks; a sample of the rows, to learn which phrases are nobody's and which tasks come from a template; then
+readings, one at a time. Out: `Match`es. The index is over the tasks and stays small; rows pass by.
 
-What makes a near copy one, and not a sister from the same template, is decided here:
-
-- A phrase (5 words) that stands in two tasks, or in more than ten sampled rows, says nothing about either.
-- A task is *templated* where another task has the same words and other numbers, or where 60 % of its phrases of 3 words
-  recur in texts with other words. To hold a part of it, a row must then have nearly all of its own phrases.
-- A text with other numbers is a copy of a task that is not templated. Of one that is, it is a copy only where chance
-  can hardly make one: where rows among themselves, and tasks among themselves, agree in all words so rarely that one of
-  200 rows would meet a task by accident, or where all numbers but one agree and have many digits.
+A text within a longer one is found by an anchor: the phrase of 5 words that the fewest tasks have. Where it stands, the
+rest is compared. Tasks of fewer than 8 words are looked for as a whole line or sentence. In part, a task is found by
+its telling phrases: those that no other task and not more than ten sampled rows have.
 """
 
 from __future__ import annotations
 
 import math
-import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from evsys_sdk.data.leakage_text import key_of, row_texts, task_texts, without_numbers, words_of
+from evsys_sdk.data.leakage_family import COVERED, MIN_COVERED, Family, family_key, phrases_of, rests_of
+from evsys_sdk.data.leakage_tasks import GRAM_WORDS, TaskText, gather, is_of_template
+from evsys_sdk.data.leakage_text import row_texts
+from evsys_sdk.data.leakage_words import Gram, Reading, grams_of
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.protocols import Row
 
 Kind = Literal["exact", "normalised", "numbers", "ngram"]
-RANKS: dict[Kind, int] = {"exact": 0, "normalised": 1, "numbers": 2, "ngram": 3}
-Gram = tuple[str, ...]
-
-GRAM_WORDS = 5
+Level = Literal["whole", "within", "prompt", "near", "one", "many"]
+"""How sure a match is: the row's text itself; a part of it, word for word; anything that the system says; nearly the
+text; of a template, with one other number; with several."""
 MIN_GRAMS = 4
 """Telling phrases that a task needs to be looked for in part: one of 8 words has as many."""
-MIN_OVERLAP, MIN_TEMPLATED_OVERLAP = 0.7, 0.95
+MIN_OVERLAP = 0.7
+MIN_SOME_OVERLAP, MIN_WORDS_COVERED = 0.4, 0.8
+"""A text with a changed word here and there has fewer of the phrases, and still nearly all words in runs of 5."""
+MIN_GRAMS_OF_PART = 8
 MAX_ROWS_OF_PHRASE = 10
-TEMPLATE_SHARE, TEMPLATE_TEXTS = 0.6, 3
-MIN_LETTERS = 16
-"""Letters that a text needs beside its numbers to be known by them; `What is 2 + 2?` has 6."""
+OWN_GRAMS = 20
+"""Telling phrases that make a text its own, whatever else it shares: 24 words in a row have as many."""
 MIN_AGREEING_DIGITS = 6
-MAX_NUMBERS = 50
-"""That are left out one by one; a table of thousands in an instruction would fill the memory."""
-MAX_CHANCE = 0.005
-"""Share of rows that may have the words of a templated task by accident."""
-SHORT_LINE_WORDS = range(3, GRAM_WORDS + MIN_GRAMS - 1)
-"""Tasks too short to be looked for in part are looked for as a whole line."""
+PIECES_OF_TEXT = 10
+"""Lines and sentences that may make up a short text."""
+MAX_PLACES = 100
+"""Where the same phrase is looked at in one text."""
 CHUNK = 100_000
+SAMPLE_CHARS = 30_000_000
 _OVERLAP = 1_000
-_LONG, _MEMORY = 200, 500
-_HEAD = 6
-_DIGITS = re.compile(r"\d+")
-_LABEL = re.compile(r"^[^\W\d_]{1,20}: (?=\S)")
-
-
-@dataclass(slots=True, eq=False)
-class TaskText:
-    """A text by which tasks are known; tasks with the same words share one."""
-
-    key: str
-    masked: str
-    words: list[str]
-    tasks: list[tuple[int, str]]
-    """Number of the task, and which part of it this is."""
-    raw: set[str] = field(default_factory=set)
-    grams: set[Gram] = field(default_factory=set)
-    templated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,235 +53,269 @@ class Match:
 
     text: TaskText
     kind: Kind
+    level: Level
     overlap: float
     """Share of the text that the row has."""
     row_key: int
     """The same for rows in which the same words made the match."""
 
 
-def grams_of(words: Sequence[str], size: int) -> Iterator[Gram]:
-    """Every run of `size` words."""
-    return zip(*(words[start:] for start in range(size)), strict=False)
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Different texts of some of the rows, each with the number of rows it stands in."""
+
+    texts: list[tuple[Reading, int]]
+    n_rows: int
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Sample:
+        counts: Counter[tuple[str, bool]] = Counter()
+        n_rows = 0
+        for row in rows:
+            n_rows += 1
+            counts.update(row_texts(row).items())
+        longest = max(1_000, min(CHUNK, SAMPLE_CHARS // max(len(counts), 1)))
+        found = [(Reading(text[:longest], from_prompt=said), count) for (text, said), count in counts.items()]
+        return cls([one for one in found if one[0].run], n_rows)
 
 
 class TaskIndex:
-    """The texts of a benchmark's tasks, made for looking rows up in them."""
+    """The texts of a benchmark's tasks, made for looking texts up in them."""
 
-    def __init__(self, tasks: Sequence[HarborTask], sample: Iterable[Row] = ()):
-        self.n_tasks = len(tasks)
-        self.texts = _gather(tasks)
+    def __init__(self, tasks: Sequence[HarborTask], sample: Sample):
+        self.texts = gather(tasks)
         self.by_raw = {raw: text for text in self.texts for raw in text.raw}
-        self.by_key = {text.key: text for text in self.texts if text.key}
-        self.by_masked: dict[str, list[TaskText]] = {}
+        self.by_mask: dict[str, list[TaskText]] = {}
         for text in self.texts:
-            if text.masked != text.key and sum(map(str.isalpha, text.masked)) >= MIN_LETTERS:
-                self.by_masked.setdefault(text.masked, []).append(text)
-        self.by_line = {text.key: text for text in self.texts if len(text.words) in SHORT_LINE_WORDS}
-        self.longest = max((len(text.key) for text in self.texts), default=0)
-        self.heads = {text.key[:_HEAD] for text in self.texts}
+            if text.mask:
+                self.by_mask.setdefault(text.mask, []).append(text)
+        self.by_numbers = {(text.mask, *text.numbers): text for text in self.texts}
+        self.by_digits = {(text.mask, "".join(text.numbers)): text for text in self.texts}
+        self.longest = max((text.length for text in self.texts), default=0)
+        self.pieces = {text.mask for text in self.texts if text.can_be_a_piece}
+        self.longest_piece = max(map(len, self.pieces), default=0)
         self.by_gram: dict[Gram, TaskText] = {}
-        words, row_keys = _distinct(sample)
-        self._learn(words)
-        self.grams = frozenset(self.by_gram)
-        self.chance = _chance_of_same_words(row_keys, self.texts)
-        self.by_number = self._known_by_all_numbers_but_one()
-        self._without_match: set[str] = set()
+        self.anchors: dict[Gram, set[tuple[int, int]]] = {}
+        self._learn(sample)
+        self.grams = frozenset(self.by_gram) | frozenset(self.anchors)
+        self.enough_digits = max(MIN_AGREEING_DIGITS, 3 + math.ceil(math.log10(max(len(tasks), 1))))
+        self.by_rest = self._known_by_all_numbers_but_one()
+        self._look_for_families(sample)
 
-    def _learn(self, sample: dict[str, list[str]]) -> None:
-        """Which phrases are common, and which tasks come from a template."""
-        owners: dict[Gram, TaskText | None] = {}
-        for text in self.texts:
-            for gram in set(grams_of(text.words, GRAM_WORDS)):
-                owners[gram] = None if gram in owners else text
-        phrases, seen = self._phrases(), Counter[Gram]()
-        copies = {text.masked for text in self.texts}
-        for words in (words for masked, words in sample.items() if masked not in copies):
-            seen.update(gram for gram in set(grams_of(words, GRAM_WORDS)) if gram in owners)
-            phrases.update(gram for gram in set(grams_of(_masked(words), 3)) if gram in phrases)
-        for gram, owner in owners.items():
-            if owner is not None and seen[gram] <= MAX_ROWS_OF_PHRASE:
-                owner.grams.add(gram)
-        self.by_gram = {gram: text for text in self.texts if len(text.grams) >= MIN_GRAMS for gram in text.grams}
-        for text in self.texts:
-            text.templated = len(self.by_masked.get(text.masked, ())) > 1 or self._is_of_template(text, phrases)
+    def _learn(self, sample: Sample) -> None:
+        """Which phrases are telling, which anchor a text, and which texts come from a template."""
+        by_task, by_row = Counter[Gram](), Counter[Gram]()
+        phrases, of_rows = Counter[Gram](), Counter[Gram]()
+        for same in self.by_mask.values():
+            by_task.update(set(grams_of(same[0].run, GRAM_WORDS)))
+            phrases.update(dict.fromkeys(phrases_of(same[0].run), len(same)))
+        for reading, _ in sample.texts:
+            if reading.mask not in self.by_mask:
+                by_row.update(gram for gram in set(grams_of(reading.run, GRAM_WORDS)) if gram in by_task)
+                of_rows.update(phrase for phrase in phrases_of(reading.run) if phrase in phrases)
+        for same in self.by_mask.values():
+            grams = dict.fromkeys(grams_of(same[0].run, GRAM_WORDS))
+            telling = {gram for gram in grams if by_task[gram] == 1 and by_row[gram] <= MAX_ROWS_OF_PHRASE}
+            if not same[0].is_short:
+                self._anchor(same[0], sorted(grams, key=lambda gram: (by_task[gram], by_row[gram])))
+            templated = len(telling) < OWN_GRAMS and is_of_template(same, phrases, of_rows)
+            for text in same:
+                text.grams, text.templated = telling, templated
+            if len(telling) >= max(MIN_GRAMS, min(OWN_GRAMS, len(grams) / 2)) and not templated:
+                self.by_gram.update(dict.fromkeys(telling, same[0]))
+        self.phrases, self.phrases_of_rows = phrases, of_rows
 
-    def _phrases(self) -> Counter[Gram]:
-        """How many texts, counted as one where only numbers differ, have each phrase of 3 words."""
-        phrases = Counter[Gram]()
-        for words in {text.masked: text.words for text in self.texts}.values():
-            phrases.update(set(grams_of(_masked(words), 3)))
-        return phrases
+    def _anchor(self, text: TaskText, grams: list[Gram]) -> None:
+        """In each third of the text one of its phrases, the rarest: punctuation that was left out may have glued words
+        of the others together."""
+        length, taken = len(text.mask), set[int]()
+        for gram in grams:
+            offset = text.mask.find("".join(gram))
+            if (third := 3 * offset // length) not in taken:
+                taken.add(third)
+                self.anchors.setdefault(gram, set()).add((offset, length))
 
-    def _is_of_template(self, text: TaskText, phrases: Counter[Gram]) -> bool:
-        own = set(grams_of(_masked(text.words), 3))
-        recurring = sum(phrases[gram] > TEMPLATE_TEXTS for gram in own)
-        return bool(own) and recurring >= TEMPLATE_SHARE * len(own)
-
-    def _known_by_all_numbers_but_one(self) -> dict[str, TaskText]:
-        """For templated tasks: the key with one number left out, where the others are enough to know it by."""
-        enough = max(MIN_AGREEING_DIGITS, 3 + math.ceil(math.log10(max(self.n_tasks, 1))))
-        found: dict[str, TaskText | None] = {}
-        for text in (text for same in self.by_masked.values() for text in same if text.templated):
-            digits = sum(map(str.isdigit, text.key))
-            for rest, left_out in _leaving_one_number_out(text.key):
-                if digits - left_out >= enough:
-                    found[rest] = None if rest in found else text
-        return {rest: text for rest, text in found.items() if text is not None}
-
-    def match(self, row: Row) -> list[Match]:
-        """The task texts that `row` holds, each once, as the closest kind of copy."""
-        best: dict[TaskText, Match] = {}
-        for text in row_texts(row):
-            for match in self._matches_of(text) if text not in self._without_match else ():
-                known = best.get(match.text)
-                if known is None or RANKS[match.kind] < RANKS[known.kind]:
-                    best[match.text] = match
-        return list(best.values())
-
-    def _remember(self, text: str) -> None:
-        """System prompts come again and again."""
-        if len(self._without_match) >= _MEMORY:
-            self._without_match.clear()
-        self._without_match.add(text)
-
-    def _matches_of(self, text: str) -> list[Match]:
-        if len(text) > CHUNK:
-            return self._in_chunks(text)
-        words = words_of(text)
-        key = key_of(words) if self._may_be_a_task(words) else ""
-        masked = without_numbers(key)
-        same = self.by_raw.get(text.strip()) or (self.by_key.get(key) if key else None)
-        found = [_same(same, text, key)] if same else []
-        if not same and masked != key and masked in self.by_masked:
-            found += self._other_numbers(key, self.by_masked[masked], words)
-        found += self._parts(words, masked)
-        if self.by_line:
-            found += self._lines(text, excluded=same)
-        if not found and len(text) >= _LONG:
-            self._remember(text)
+    def _known_by_all_numbers_but_one(self) -> dict[int, list[tuple[int, int, TaskText]]]:
+        """Of templates: the text with a number left out -> that number's value and the texts, by value."""
+        found: dict[int, list[tuple[int, int, TaskText]]] = {}
+        for order, text in enumerate(text for text in self.texts if text.templated):
+            for rest, number in rests_of(text.mask, text.numbers):
+                found.setdefault(rest, []).append((_value(number), order, text))
+        for texts in found.values():
+            texts.sort(key=lambda one: one[:2])
         return found
 
-    def _may_be_a_task(self, words: list[str]) -> bool:
-        """A quick look at how the text begins, before its whole key is made; a number there may have been changed."""
-        head = "".join(words[:_HEAD])[:_HEAD]
-        return len(words) <= self.longest and (head in self.heads or not head.isalpha())
+    def _look_for_families(self, sample: Sample) -> None:
+        """The templates of the tasks, and which sampled rows look as if they came from them."""
+        families: dict[Gram, Family] = {}
+        for text in (text for text in self.texts if text.templated):
+            phrases = phrases_of(text.run)
+            text.family = families.setdefault(family_key(phrases, self.phrases, self.phrases_of_rows), Family())
+            text.family.tasks.add(text.mask, text.numbers)
+            text.family.says_little |= text.says_little
+            shared = sum(self.phrases[phrase] > 1 for phrase in phrases)
+            text.family.looks.append(max(COVERED * shared, MIN_COVERED * len(phrases)))
+        least = {family: family.least for family in families.values()}
+        for reading, count in sample.texts if families else ():
+            for part in (reading, *(reading.pieces if self.pieces else ())):
+                known = {phrase for phrase in phrases_of(part.run) if phrase in self.phrases}
+                family = families.get(family_key(known, self.phrases, self.phrases_of_rows)) if known else None
+                if family is not None and len(known) >= least[family]:
+                    self._meet(family, part, count)
 
-    def _in_chunks(self, text: str) -> list[Match]:
-        """A text longer than memory likes is searched for parts only, piece by piece (longer than any task)."""
-        size = max(CHUNK, 4 * self.longest)
-        pieces = (text[start : start + size + 2 * self.longest + _OVERLAP] for start in range(0, len(text), size))
-        return [match for piece in pieces for match in self._parts(words_of(piece), "")]
+    def _meet(self, family: Family, reading: Reading, count: int) -> None:
+        """Note a row that looks like the tasks of a family, unless it is a copy."""
+        hits = self.grams.intersection(grams_of(reading.run, GRAM_WORDS))
+        levels = {match.level for match in self.matches(reading, hits) if match.text.family is family}
+        if levels & {"whole", "within", "prompt", "near", "one"}:
+            return
+        family.rows.add(reading.mask, reading.numbers)
+        family.strangers["one"] += count
+        family.strangers["many"] += 0 if levels else count
 
-    def _other_numbers(self, key: str, sisters: list[TaskText], words: list[str]) -> list[Match]:
-        if len(sisters) == 1 and (not sisters[0].templated or self.chance <= MAX_CHANCE):
-            return [_changed(sisters[0], key, words)]
-        if not self.by_number:
-            return []
-        near = {self.by_number[rest] for rest, _ in _leaving_one_number_out(key) if rest in self.by_number}
-        return [_changed(text, key, words) for text in near]
-
-    def _parts(self, words: list[str], masked: str) -> list[Match]:
-        """Texts of which the row has most of the telling phrases. What differs in numbers alone was judged before."""
-        hits = self.grams.intersection(zip(words, words[1:], words[2:], words[3:], words[4:], strict=False))
-        if len(hits) < MIN_GRAMS * MIN_OVERLAP:
-            return []
-        found = []
-        for text, count in Counter(self.by_gram[gram] for gram in hits).items():
-            overlap = count / len(text.grams)
-            if overlap >= MIN_OVERLAP and (not masked or text.masked != masked) and _holds(words, text, overlap):
-                row_key = hash(masked) if masked else hash(tuple(words))
-                found.append(Match(text=text, kind="ngram", overlap=overlap, row_key=row_key))
-        return found
-
-    def _lines(self, text: str, *, excluded: TaskText | None) -> list[Match]:
-        """Short tasks that are a line of the text, or what follows a label such as `Question: `."""
-        if "\n" not in text and ": " not in text:
-            return []
-        found = {}
-        for line in text.splitlines():
-            for piece in (line, _LABEL.sub("", line)):
-                same = self.by_line.get(key_of(words_of(piece))) if len(piece) < 200 else None
-                if same is not None and same is not excluded:
-                    found[same.key] = Match(text=same, kind="ngram", overlap=1.0, row_key=hash(text))
+    def matches(self, reading: Reading, hits: Collection[Gram]) -> list[Match]:
+        """The task texts that a text holds, each once, as the closest copy. `hits`: those of its phrases that
+        `grams` has."""
+        found: dict[TaskText, Match] = {}
+        for match in self._whole(reading) or [*self._within(reading, hits), *self._in_pieces(reading)]:
+            known = found.setdefault(match.text, match)
+            if known is not match and closeness(match) < closeness(known):
+                found[match.text] = match
+        if told := [self.by_gram[gram] for gram in hits if gram in self.by_gram]:
+            masks = {text.mask for text in found}
+            found |= {match.text: match for match in self._parts(reading, told) if match.text.mask not in masks}
         return list(found.values())
 
+    def _whole(self, reading: Reading) -> list[Match]:
+        raw = self.by_raw.get(reading.text.strip())
+        if raw is not None:
+            return [_same(raw, "exact", "whole", reading)]
+        if reading.mask not in self.by_mask:
+            return []
+        return self._compared(reading.mask, reading.numbers, reading)
 
-def _gather(tasks: Sequence[HarborTask]) -> list[TaskText]:
-    """One entry per distinct text that tells something."""
-    texts: dict[str, TaskText] = {}
-    for number, task in enumerate(tasks):
-        for part, raw in task_texts(task):
-            if raw := raw.strip():
-                words = words_of(raw)
-                key = key_of(words)
-                masked = without_numbers(key)
-                text = texts.setdefault(key or raw, TaskText(key, masked, words, []))
-                text.raw.add(raw)
-                text.tasks.append((number, part))
-    return [text for text in texts.values() if not _is_boilerplate(text, tasks)]
+    def _within(self, reading: Reading, hits: Iterable[Gram]) -> Iterator[Match]:
+        """Texts that stand in the middle of this one."""
+        mask = reading.mask
+        for start, length in {place for gram in hits for place in self._places(mask, gram)}:
+            inside = mask[start : start + length]
+            if length < len(mask) and inside in self.by_mask:
+                yield from self._compared(inside, self._numbers_at(reading, start, inside), reading)
+
+    def _places(self, mask: str, gram: Gram) -> Iterator[tuple[int, int]]:
+        """Where a text may begin that has this phrase, and how long it would be."""
+        needle = "".join(gram)
+        text = self.by_gram.get(gram)
+        places = self.anchors.get(gram, set()) | ({(text.mask.find(needle), len(text.mask))} if text else set())
+        found = mask.find(needle)
+        for _ in range(MAX_PLACES):
+            if found < 0:
+                return
+            yield from ((found - offset, length) for offset, length in places if found >= offset)
+            found = mask.find(needle, found + 1)
+
+    def _numbers_at(self, reading: Reading, start: int, inside: str) -> list[str]:
+        """The numbers of a part. At its ends it has no more than the task: the others belong to what is around it."""
+        first = reading.mask.count("#", 0, start)
+        groups = reading.groups[first : first + inside.count("#")]
+        task = self.by_mask[inside][0].groups
+        if inside.startswith("#"):
+            groups[0] = groups[0][-len(task[0]) :]
+        if inside.endswith("#"):
+            groups[-1] = groups[-1][: len(task[-1])]
+        return [number for group in groups for number in group]
+
+    def _in_pieces(self, reading: Reading) -> Iterator[Match]:
+        """Short texts that are a line or a sentence of this one, or several."""
+        parts = reading.pieces if self.pieces else []
+        for first in range(len(parts)):
+            mask, numbers = "", list[str]()
+            for part in parts[first : first + PIECES_OF_TEXT]:
+                mask, numbers = mask + part.mask, numbers + part.numbers
+                if len(mask) > self.longest_piece:
+                    break
+                if mask in self.pieces and mask != reading.mask:
+                    yield from self._compared(mask, numbers, reading)
+
+    def _compared(self, mask: str, numbers: list[str], reading: Reading) -> list[Match]:
+        """What has the words of a task: the task itself, or one with other numbers."""
+        same = self.by_numbers.get((mask, *numbers))
+        if same is not None:
+            if mask == reading.mask:
+                return [_same(same, "normalised", "whole", reading)]
+            return [_same(same, "ngram", "within", reading)]
+        same = self.by_digits.get((mask, "".join(numbers)))
+        if same is not None and len(same.numbers) != len(numbers):  # `1.5` without its point
+            return [_changed(same, numbers, "near", reading)]
+        sisters = self.by_mask[mask]
+        if not sisters[0].templated:
+            closest = min(sisters, key=lambda text: _different(text.numbers, numbers))
+            return [_changed(closest, numbers, "near", reading)]
+        found = []
+        for rest, number in rests_of(mask, numbers):
+            if texts := self.by_rest.get(rest):
+                text = _nearest(texts, _value(number))
+                agreeing = sum(map(len, numbers)) - len(number)
+                found.append(_changed(text, numbers, "near" if agreeing >= self.enough_digits else "one", reading))
+        return found or [_changed(sisters[0], numbers, "many", reading)]
+
+    def _parts(self, reading: Reading, told: list[TaskText]) -> Iterator[Match]:
+        """Texts of which this one has most of the telling phrases; `told`: the text of each phrase that it has."""
+        for text, count in Counter(told).items():
+            overlap = count / len(text.grams)
+            if overlap >= MIN_SOME_OVERLAP and _holds(reading.run, text, overlap, count):
+                for one in self.by_mask[text.mask]:
+                    level: Level = "prompt" if reading.from_prompt else "near"
+                    yield Match(text=one, kind="ngram", level=level, overlap=overlap, row_key=hash(reading.mask))
 
 
-def _is_boilerplate(text: TaskText, tasks: Sequence[HarborTask]) -> bool:
-    """An answer that two tasks share; an instruction that many share which want different things, such as
-    `Do what problem.md says.`"""
-    owners = {number for number, _ in text.tasks}
-    if all(part == "answer" for _, part in text.tasks):
-        return len(owners) > 1
-    if len(owners) < max(3, 0.02 * len(tasks)):
-        return False
-    return len({repr((tasks[n].verifier, tasks[n].metadata.get("harbor"))) for n in owners}) > 2
+def closeness(match: Match) -> tuple[int, float]:
+    """The smaller, the closer."""
+    order = ("exact", "normalised", "within", "numbers", "ngram")
+    return order.index("within" if match.kind == "ngram" and match.overlap == 1 else match.kind), -match.overlap
 
 
-def _distinct(sample: Iterable[Row]) -> tuple[dict[str, list[str]], dict[str, set[int]]]:
-    """The sampled texts by their keys without numbers: the words of one, and which different ones there are."""
-    words_by: dict[str, list[str]] = {}
-    keys_by: dict[str, set[int]] = {}
-    for row in sample:
-        for text in row_texts(row):
-            words = words_of(text[:CHUNK])
-            key = key_of(words)
-            masked = without_numbers(key)
-            words_by.setdefault(masked, words)
-            keys_by.setdefault(masked, set()).add(hash(key))
-    return words_by, keys_by
+def readings_of(text: str, from_prompt: bool, longest: int) -> Iterable[Reading]:
+    """The text, or pieces of one that is longer than memory likes; each is longer than any task."""
+    size = max(CHUNK, 4 * longest)
+    if len(text) <= size:
+        return (Reading(text, from_prompt=from_prompt),)
+    more = 2 * longest + _OVERLAP
+    return (Reading(text[at : at + size + more], from_prompt=from_prompt) for at in range(0, len(text), size))
 
 
-def _chance_of_same_words(row_keys: dict[str, set[int]], texts: Sequence[TaskText]) -> float:
-    """The share of rows to be expected to differ from some task in numbers alone, by accident.
-
-    Judged by pairs of rows and pairs of tasks, since a row and a task that agree may be the very leak. Three pairs more
-    than were seen are taken to agree: with none among n, that many are possible (95 %).
-    """
-    tasks = Counter(text.masked for text in texts)
-    groups = ([len(keys) for keys in row_keys.values()], list(tasks.values()))
-    agreeing = sum(count * (count - 1) / 2 for group in groups for count in group)
-    pairs = sum(sum(group) * (sum(group) - 1) / 2 for group in groups)
-    return len(texts) * (agreeing + 3) / pairs if pairs else 1.0
+def _value(number: str) -> int:
+    return int(number[:18]) if number.isdecimal() else 0
 
 
-def _masked(words: list[str]) -> list[str]:
-    return ["#" if word[0].isdigit() else word for word in words]
+def _nearest(texts: list[tuple[int, int, TaskText]], value: int) -> TaskText:
+    """Of texts that differ in one number alone, the one whose number is nearest."""
+    place = bisect_left(texts, value, key=lambda one: one[0])
+    around = texts[max(0, place - 1) : place + 1]
+    return min(around, key=lambda one: abs(one[0] - value))[2]
 
 
-def _leaving_one_number_out(key: str) -> Iterator[tuple[str, int]]:
-    """The key without its first number, without its second, ...; and how many digits that took."""
-    for number in islice(_DIGITS.finditer(key), MAX_NUMBERS):
-        yield f"{key[: number.start()]}#{key[number.end() :]}", number.end() - number.start()
+def _different(mine: list[str], theirs: list[str]) -> int:
+    return sum(one != other for one, other in zip(mine, theirs, strict=False)) + abs(len(mine) - len(theirs))
 
 
-def _same(same: TaskText, text: str, key: str) -> Match:
-    kind: Kind = "exact" if text.strip() in same.raw else "normalised"
-    return Match(text=same, kind=kind, overlap=1.0, row_key=hash(key))
+def _same(text: TaskText, kind: Kind, level: Level, reading: Reading) -> Match:
+    level = "prompt" if reading.from_prompt else level
+    return Match(text=text, kind=kind, level=level, overlap=1.0, row_key=hash(reading.text))
 
 
-def _holds(words: list[str], task: TaskText, overlap: float) -> bool:
-    """Of a templated task nearly all phrases must be there, also those that tell nothing: sisters have many of both."""
-    if not task.templated or overlap < MIN_TEMPLATED_OVERLAP:
-        return not task.templated
-    own = set(grams_of(task.words, GRAM_WORDS))
-    return len(own.intersection(grams_of(words, GRAM_WORDS))) >= MIN_TEMPLATED_OVERLAP * len(own)
+def _changed(text: TaskText, numbers: list[str], level: Level, reading: Reading) -> Match:
+    level = "prompt" if reading.from_prompt else level
+    overlap = 1 - _different(text.numbers, numbers) / max(text.n_words, 1)
+    return Match(text=text, kind="numbers", level=level, overlap=max(overlap, 0.0), row_key=hash((text.mask, *numbers)))
 
 
-def _changed(task: TaskText, key: str, words: list[str]) -> Match:
-    equal = sum(mine == theirs for mine, theirs in zip(words, task.words, strict=False))
-    return Match(text=task, kind="numbers", overlap=equal / max(len(words), len(task.words)), row_key=hash(key))
+def _holds(run: list[str], task: TaskText, overlap: float, count: int) -> bool:
+    """Whether it has the task in part."""
+    theirs = set(grams_of(run, GRAM_WORDS))
+    if overlap >= MIN_OVERLAP or (count >= MIN_GRAMS_OF_PART and count >= 0.9 * len(theirs)):
+        return True
+    telling = [(at, gram) for at, gram in enumerate(grams_of(task.run, GRAM_WORDS)) if gram in task.grams]
+    places = {at + n for at, _ in telling for n in range(GRAM_WORDS)}
+    covered = {at + n for at, gram in telling if gram in theirs for n in range(GRAM_WORDS)}
+    return len(covered) >= MIN_WORDS_COVERED * len(places)

@@ -1,7 +1,6 @@
-"""Which text of a row and of a task is compared, and in what form.
+"""Which text of a row and of a task is compared.
 
-In: a training row or a `HarborTask`. Out: texts, and for each its words and the two keys by which near copies are
-recognised. Case, punctuation and white space are forgotten only here, and only here numbers become `#`.
+In: a training row or a `HarborTask`. Out: texts; the forms in which they are compared are `leakage_words`'s.
 
 Of a row count: its messages, the conversation up to its last question, its instruction and history, its inputs, prompt
 and answer columns; of a row in no known shape every text column. Answers shorter than 40 characters do not count: that
@@ -13,12 +12,11 @@ prompt, rubric, tests and the rest of its `metadata` do not count.
 from __future__ import annotations
 
 import hashlib
-import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from evsys_sdk.data.columns import ANSWER_COLUMNS, PROMPT_COLUMNS
+from evsys_sdk.data.columns import ANSWER_COLUMNS, PROMPT_COLUMNS, find_prompt
+from evsys_sdk.data.leakage_words import words_of
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, block_to_image_src
 from evsys_sdk.protocols import Row
 
@@ -27,46 +25,11 @@ MIN_ANSWER_WORDS = 12
 MIN_LAST_TURN_WORDS = 8
 """A task's last turn counts without the turns before it when it is at least this long; `Go on.` is nobody's copy."""
 _SHAPED = frozenset(("messages", "instruction", "inputs"))
+_SYSTEM = ("system", "developer")
 _ANSWERS = frozenset((*ANSWER_COLUMNS, "target_assistant", "expected", "label"))
 _COLUMNS = _ANSWERS.union(PROMPT_COLUMNS)
+_NO_DIGITS = str.maketrans("0123456789", "ghijklmnop")  # `1.png` and `2.png` do not differ in a number
 _ASIDE = frozenset(("id", "task_id", "metadata", "verifier", "split", "source"))
-
-_SIGNS = "-+*/^%<>=×÷"
-_OPERATOR = rf"(?<=[\d\s])[{_SIGNS}](?=\s*\d)"  # before a number a sign is no punctuation
-_IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: each is a word
-_ASCII_WORDS = re.compile(rf"[a-z0-9]+|{_OPERATOR}")
-_WORDS = re.compile(rf"[{_IDEOGRAPHS}]|[^\W_{_IDEOGRAPHS}]+|{_OPERATOR}")
-# Bytes are translated and searched many times faster than text, and most text is ASCII.
-_FOLDED = bytes(ord(chr(code).lower()) if chr(code).isalnum() else 32 for code in range(128)) + bytes(128)
-_ASCII_SIGNS = _SIGNS[:-2].encode()
-# Patterns that begin with a digit or a sign are found quickly where there is none, which is the usual case.
-_SIGNED = re.compile(rf"[{_SIGNS}]\s*\d")
-_APART = re.compile(r"\d \d")
-_LOOSE_SPACES = re.compile(r"(?<!\d) | (?!\d)")
-_NUMBERS = re.compile(rf"\d(?:[\d {_SIGNS[1:]}-]*\d)?")  # in a key: numbers with nothing but signs between them
-_SIGNED_NUMBER = re.compile(rf"[{_SIGNS}]+#")
-
-
-def words_of(text: str) -> list[str]:
-    """The words, folded: no case, no punctuation, no white space."""
-    if text.isascii():
-        data = text.encode()
-        if len(data.translate(None, _ASCII_SIGNS)) == len(data) or not _SIGNED.search(text):
-            return data.translate(_FOLDED).decode().split()
-        return _ASCII_WORDS.findall(text.lower())
-    return _WORDS.findall(unicodedata.normalize("NFKC", text).casefold())
-
-
-def key_of(words: list[str]) -> str:
-    """Equal for texts that differ in case, punctuation and white space only. `1 12` and `11 2` stay apart."""
-    text = " ".join(words)
-    return _LOOSE_SPACES.sub("", text) if _APART.search(text) else text.replace(" ", "")
-
-
-def without_numbers(key: str) -> str:
-    """Equal for texts that differ in their numbers besides."""
-    masked = _NUMBERS.sub("#", key)
-    return masked if masked == key else _SIGNED_NUMBER.sub("#", masked)
 
 
 def content_with_images(content: Any) -> str:
@@ -81,7 +44,8 @@ def _block_text(block: dict[str, Any]) -> str:
     if src is None:
         text = block.get("text")
         return text if isinstance(text, str) else ""
-    return src if len(src) < 500 else hashlib.sha256(src.encode(errors="replace")).hexdigest()
+    digest = hashlib.sha256(src.encode(errors="replace")).hexdigest()
+    return f"image{digest.translate(_NO_DIGITS)}"
 
 
 def task_texts(task: HarborTask) -> Iterator[tuple[str, str]]:
@@ -99,36 +63,50 @@ def task_texts(task: HarborTask) -> Iterator[tuple[str, str]]:
 
 def _history(metadata: Any) -> list[str]:
     history = metadata.get("history") if isinstance(metadata, dict) else None
-    return [text for role, text in _spoken(history) if role != "system"]
+    return [text for role, text in _spoken(history) if role not in _SYSTEM]
 
 
-def row_texts(row: Row) -> list[str]:
-    """The texts of a row that training may teach, each once."""
-    texts: dict[str, None] = {}
+def row_texts(row: Row) -> dict[str, bool]:
+    """The texts of a row that training may teach, each once, and whether the system says it."""
+    texts: dict[str, bool] = {}
     shaped = not _SHAPED.isdisjoint(row)
     for name, value in row.items():
         if name not in _SHAPED and (name in _ASIDE or (shaped and name not in _COLUMNS)):
             continue
         if not isinstance(value, str):
-            texts.update(dict.fromkeys(_texts_in(value)))
+            for text, from_system in _texts_in(value):
+                texts[text] = from_system and texts.get(text, True)
         elif name not in _ANSWERS or len(value) >= MIN_ANSWER_CHARS:
-            texts[value] = None
+            texts[value] = name == "system"
+    if row.get("input") and isinstance(row.get("instruction"), str):
+        texts[str(find_prompt(row))] = False
     if "verifier" in row:
-        texts.update(dict.fromkeys(_task_row_texts(row)))
-    return list(texts)
-
-
-def _texts_in(value: Any) -> list[str]:
-    """Of messages, content blocks, or a mapping of texts."""
-    if isinstance(value, dict):
-        return [text for text in value.values() if isinstance(text, str)]
-    spoken = _spoken(value)
-    texts = [text for role, text in spoken if role != "assistant" or len(text) >= MIN_ANSWER_CHARS]
-    if len(spoken) > 2:
-        texts += _conversation([(role, text) for role, text in spoken if role != "system"])
-    if not spoken and isinstance(value, list):
-        texts.append(content_with_images(value))
+        texts.update(dict.fromkeys(_task_row_texts(row), False))
     return texts
+
+
+def _texts_in(value: Any) -> Iterator[tuple[str, bool]]:
+    """Of messages, content blocks, or whatever else holds texts; of each whether the system says it."""
+    spoken = _spoken(value)
+    for role, text in spoken:
+        if role != "assistant" or len(text) >= MIN_ANSWER_CHARS:
+            yield text, role in _SYSTEM
+    if len(spoken) > 2:
+        yield from ((text, False) for text in _conversation([one for one in spoken if one[0] not in _SYSTEM]))
+    if not spoken:
+        blocks = content_with_images(value) if isinstance(value, list) else ""
+        yield from ((text, False) for text in ([blocks] if blocks else _nested(value)))
+
+
+def _nested(value: Any) -> Iterator[str]:
+    """Every text in lists and mappings, however deep."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict | list | tuple):
+            waiting += reversed([*(one.values() if isinstance(one, dict) else one)])
 
 
 def _conversation(spoken: list[tuple[str, str]]) -> Iterator[str]:
@@ -139,7 +117,7 @@ def _conversation(spoken: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def _spoken(messages: Any) -> list[tuple[str, str]]:
-    """Role and text of every message that says something."""
+    """Role and text of every message that says something, also of what it hands to tools."""
     spoken = []
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict) and isinstance(role := message.get("role"), str):
@@ -147,7 +125,17 @@ def _spoken(messages: Any) -> list[tuple[str, str]]:
             text = content if isinstance(content, str) else content_with_images(content)
             if text:
                 spoken.append((role, text))
+            if message.get("tool_calls"):
+                spoken += ((role, arguments) for arguments in _arguments(message["tool_calls"]))
     return spoken
+
+
+def _arguments(calls: Any) -> Iterator[str]:
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        values = arguments.values() if isinstance(arguments, dict) else [arguments]
+        yield from (value for value in values if isinstance(value, str) and value)
 
 
 def _task_row_texts(row: Row) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from evsys_sdk.errors import Cancelled
 from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.running.reuse import IDENTITY, REUSED
 
 LIMITS = ("steps", "tokens", "seconds", "usd", "trials")
 
@@ -110,28 +111,29 @@ def limits_of(*specs: Any) -> dict[str, float]:
     return limits
 
 
+_OWN = (
+    "id > (SELECT coalesce(min(id), 0) FROM events WHERE run = ? AND attempt = ?)"
+    f" AND (run, attempt) NOT IN (SELECT run, attempt FROM events WHERE kind = '{REUSED}')"
+)
+"""Since the experiment was launched; not what came with a run that another experiment had finished."""
+
+
 def spent_before(journal: Journal, line: RunJournal) -> Spent:
     """What the runs of this experiment have used since it was launched, also what was done twice after a kill."""
-    [(since,)] = journal.read(
-        "SELECT coalesce(min(id), 0) FROM events WHERE run = ? AND attempt = ?", (line.run, line.attempt)
-    )
+    launch = (line.run, line.attempt)
     [(steps, tokens)] = journal.read(
         "SELECT count(*), coalesce(sum(json_extract(data, '$.metrics.tokens')), 0) FROM events"
-        " WHERE kind = 'step' AND id > ?",
-        (since,),
+        f" WHERE kind = 'step' AND {_OWN}",
+        launch,
     )
     [(usd,)] = journal.read(
-        "SELECT coalesce(sum(json_extract(data, '$.cost_usd')), 0) FROM events WHERE kind = 'rollout' AND id > ?",
-        (since,),
+        f"SELECT coalesce(sum(json_extract(data, '$.cost_usd')), 0) FROM events WHERE kind = 'rollout' AND {_OWN}",
+        launch,
     )
     return Spent(steps=steps, tokens=int(tokens), usd=usd, trials=len(begun_before(journal, line)))
 
 
 def begun_before(journal: Journal, line: RunJournal) -> list[str]:
     """The runs of this experiment that were begun since it was launched, in this or another process."""
-    rows = journal.read(
-        "SELECT DISTINCT run FROM events WHERE kind = 'run' AND id > "
-        "(SELECT coalesce(min(id), 0) FROM events WHERE run = ? AND attempt = ?)",
-        (line.run, line.attempt),
-    )
-    return [run for (run,) in rows]
+    query = f"SELECT DISTINCT run FROM events WHERE kind = '{IDENTITY}' AND {_OWN}"
+    return [run for (run,) in journal.read(query, (line.run, line.attempt))]

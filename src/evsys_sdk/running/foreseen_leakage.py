@@ -1,12 +1,14 @@
-"""The leakage audit before a run, for `evsys validate --deep`.
+"""The leakage audit before a run, for `evsys validate --deep` and for the start of an experiment.
 
-In: a config that is right. Out: a `Problem` per data block and benchmark that has tasks in its rows, for a warning.
-Only what is near and cheap is read: files on this disk of up to 100 MB and 100,000 rows, changed by our own transforms.
+In: a config that is right. Out: a `Problem` per data block and benchmark that has tasks in its rows: a warning, or
+under `leakage: error` what the experiment is refused for. Only what is near and cheap is read: files on this disk of up
+to 100 MB and 100,000 rows, changed by our own transforms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -23,30 +25,59 @@ from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import EvsysError, Problem
 from evsys_sdk.protocols import Row
 from evsys_sdk.running.early_checks import recipes_of
-from evsys_sdk.running.leakage import audits_of, known_benchmarks
+from evsys_sdk.running.leakage import Known, audits_of, eval_suite, read_benchmarks, refusal
 
 MAX_BYTES, MAX_ROWS = 100_000_000, 100_000
 
 
 def foreseen_leakage(config: ExperimentConfig) -> list[Problem]:
     """What the runs of this config will warn of, or under `leakage: error` refuse to train on."""
-    suites = known_benchmarks(config)[0] if config.leakage != "off" else []
-    source, seen, found = source_of(config), set[str](), []
-    for place, data in _blocks(config) if suites else ():
-        key = to_json(plain(data))
-        rows = _cheap_rows(data, config) if key not in seen else None
-        seen.add(key)
-        for audit in audits_of(rows, suites) if rows else ():
+    if config.leakage == "off":
+        return []
+    suites, source = read_benchmarks(config)[0], source_of(config)
+    seen, found = set[str](), []
+    for block in _blocks(config):
+        if block.key in seen:
+            continue
+        seen.add(block.key)
+        known = [*suites, *_own_suite(block, config)]
+        rows = _cheap_rows(block.data, config) if known else None
+        for audit in audits_of(rows, known) if rows else ():
             if not audit.clean:
-                found.append(source.located(Problem(path=place, message=f"leakage: {audit.text}")))
+                text = refusal(block.place, [audit]) if config.leakage == "error" else f"leakage: {audit.text}"
+                found.append(source.located(Problem(path=block.place, message=text)))
     return found
 
 
-def _blocks(config: ExperimentConfig) -> Iterator[tuple[str, DataConfig]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Rows to train on, and those that the run asks afterwards."""
+
+    place: str
+    data: DataConfig
+    eval_data: DataConfig | None
+
+    @property
+    def key(self) -> str:
+        return to_json([plain(self.data), self.eval_data and plain(self.eval_data)])
+
+
+def _blocks(config: ExperimentConfig) -> Iterator[_Block]:
     source = source_of(config)
     for index, run in enumerate(config.all_runs()):
+        asked = run.eval.eval_data if run.eval.enabled and run.eval.metrics else None
         for recipe in recipes_of(run):
-            yield from ((source.in_run(index, place), data) for place, data in recipe.data)
+            for place, data in recipe.data:
+                yield _Block(place=source.in_run(index, place), data=data, eval_data=asked)
+
+
+def _own_suite(block: _Block, config: ExperimentConfig) -> list[Known]:
+    if block.eval_data is None or _cheap_rows(block.eval_data, config) is None:
+        return []
+    try:
+        return [eval_suite(block.eval_data, config, LocalDataStore(**config.data_store.params))]
+    except EvsysError:  # told by the run, with its place
+        return []
 
 
 def _cheap_rows(data: DataConfig, config: ExperimentConfig) -> list[Row] | None:

@@ -25,6 +25,8 @@ from evsys_sdk.record.stored import StoredJournal
 
 IDENTITY = "run"
 """The kind of event by which a run begins; its key is what makes it the same as another."""
+REUSED = "reused"
+"""The kind of event that says where a run's other events were copied from."""
 NAMES = ("name", "tags", "group")
 """Settings of a run that only say what it is called."""
 LOGS = "logs"
@@ -100,4 +102,6 @@ def adopt(found: Found, journal: Journal, run_id: str, fingerprint: str, run_dir
     names = {"run_id": run_id, "experiment": experiment, "run": run, "reused_from": str(found.run_dir)}
     write_json(run_dir / RUN_RESULT_FILE, {**found.result, **names})
     with closing(StoredJournal(found.journal)) as source:
-        return journal.copy(RunJournal(source, found.run, found.attempt), run_id, fingerprint)
+        line = journal.copy(RunJournal(source, found.run, found.attempt), run_id, fingerprint)
+    line.add(REUSED, {"from": str(found.run_dir)}, at=0)
+    return line

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from evsys_sdk.data.leakage import MAX_VARIANTS, audit_rows, plain, spread
+from evsys_sdk.data.leakage import audit_rows, plain, spread
+from evsys_sdk.data.leakage_tally import MAX_VARIANTS
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -275,7 +276,8 @@ def test_the_record_is_plain_and_short():
     record = json.loads(json.dumps(plain(audit)))
     assert record["tasks"] == 80 and len(record["leaks"]) == 50 and record["kinds"] == {"exact": 80}
     assert record["leaks"][0] == {
-        "benchmark": "val/b", "kind": "exact", "row": 0, "task_id": "t0", "overlap": 1.0, "part": "instruction",
+        "benchmark": "val/b", "kind": "exact", "row": 0, "task_id": "t0", "place": "", "overlap": 1.0,
+        "part": "instruction",
     }  # fmt: skip
     assert record["text"] == (
         "80 of 80 tasks of val/b stand in 80 of 80 training rows: 80 word for word (first: task t0 in row 0)"
