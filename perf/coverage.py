@@ -181,20 +181,26 @@ def measure(repeats: int, *, full: bool) -> dict[str, Any]:
         "lowest": round(min(found), 4),
         "mean": round(float(np.mean(found)), 4),
         "goal": goal | {"met": all(goal.values())},
-        "coverage": rows,
+        "coverage": ranges(rows),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = [f"{'':<10}{'arms':>5}{'seeds':>6}{'tasks':>6}   lowest .. mean .. highest over seeds' scatter, in %"]
-    rows = result["coverage"]
+def ranges(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """What is covered by which interval -> lowest, mean and highest over kinds of values and scatters of seeds."""
+    told = {}
     for what in ("arm", "difference", "winner"):
         for key in sorted({(row["arms"], row["seeds"], row["tasks"]) for row in rows if row[what] is not None}):
             some = [100 * row[what] for row in rows if (row["arms"], row["seeds"], row["tasks"]) == key]
-            told = f"{min(some):.1f} .. {np.mean(some):.1f} .. {max(some):.1f}"
-            lines.append(f"{what:<10}{key[0]:>5}{key[1]:>6}{key[2]:>6}   {told}")
+            name = f"{what:<11}{key[0]:>2} arms{key[1]:>3} seeds{key[2]:>5} tasks"
+            told[name] = f"{min(some):5.1f} .. {np.mean(some):5.1f} .. {max(some):5.1f} %"
+    return told
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [f"{'':<31}   lowest .. mean .. highest over kinds and scatters"]
+    lines += [f"{name:<31}   {told}" for name, told in result["coverage"].items()]
     for one in result["equal_arms"]:
         lines.append(
             f"six equal arms, {one['seeds']} seeds, scatter {one['scatter']:g}: a winner in "

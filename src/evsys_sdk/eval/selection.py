@@ -22,7 +22,8 @@ PARTS = 3
 """Of the tasks, one part scores and the others pick. With halves the pick would be more of a guess than the real one,
 and a good arm would be sold short; with smaller parts the score hangs on the few tasks that decide a close race."""
 
-UNEVEN = 0.001
+UNEVEN, UNLIKE_OTHERS = 0.001, 0.01
+"""How seldom seeds lie so far apart by the noise of single values, and in an arm like the others."""
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -43,8 +44,9 @@ def picked_score(arms: Sequence[Array], *, mode: Literal["max", "min"] = "max", 
     """The mean score of the arm that would be picked, on tasks and seeds it was not picked by.
 
     Many times over, the best arm is picked on two thirds of the tasks and scored on the rest; where an arm has several
-    seeds, most of them pick and the others score. Of an arm that is not on top and has a seed quite unlike its others
-    all seeds do both: by two of three it would often be picked, and what it loses by that is not the winner's to bear.
+    seeds, most of them pick and the others score. Of an arm that is not on top, and whose seeds lie further apart than
+    those of the other arms, all seeds do both: with one lucky seed of three it would often be picked by it, and what it
+    loses by that is not the winner's to bear.
     Arms are arrays of seeds x tasks. None for fewer than two tasks.
     """
     import numpy as np
@@ -59,7 +61,8 @@ def picked_score(arms: Sequence[Array], *, mode: Literal["max", "min"] = "max", 
     by_run = np.split(_weights(~scoring) @ runs, _ends(arms), axis=1)
     held_out = np.split(_weights(scoring) @ runs, _ends(arms), axis=1)
     means = np.array([[values.mean() * sign] for values in arms])
-    apart = [index == int(means.argmax()) or not _is_uneven(values) for index, values in enumerate(arms)]
+    uneven = _uneven(arms, spared=int(means.argmax()))
+    apart = [index not in uneven for index in range(len(arms))]
     sides = [_over_seeds(*given, chance) for given in zip(by_run, held_out, apart, strict=True)]
     seen, unseen = np.stack([side[0] for side in sides]), np.stack([side[1] for side in sides])
     # Over all possible splits an arm's unseen scores average to its mean; made so for those that were drawn.
@@ -85,16 +88,27 @@ def _ends(arms: Sequence[Array]) -> list[int]:
     return list(accumulate(map(len, arms)))[:-1]
 
 
-def _is_uneven(values: Array) -> bool:
-    """Whether an arm's seeds lie further apart than once in a thousand by the noise of single values; of two seeds it
+def _uneven(arms: Sequence[Array], *, spared: int) -> set[int]:
+    """The arms whose seeds lie further apart than noise explains, and than those of the other arms do; of two seeds it
     cannot be said which is unlike the others."""
-    from scipy.stats import chi2
+    from scipy.stats import chi2, f
 
-    seeds, tasks = values.shape
-    if seeds < 3:
-        return False
-    noise = float(values.var(axis=0, ddof=1).mean()) / tasks
-    return bool(values.mean(axis=1).var(ddof=1) > noise * chi2.ppf(1 - UNEVEN, seeds - 1) / (seeds - 1))
+    free = [len(values) - 1 for values in arms]
+    spread = [float(values.mean(axis=1).var(ddof=1)) if len(values) > 1 else 0.0 for values in arms]
+    total = sum(one * df for one, df in zip(spread, free, strict=True))
+    found = set()
+    for index, (values, df) in enumerate(zip(arms, free, strict=True)):
+        if df < 2 or index == spared:
+            continue
+        noise = float(values.var(axis=0, ddof=1).mean()) / values.shape[1]
+        rest = sum(free) - df
+        others = (total - spread[index] * df) / rest if rest else 0.0
+        if (
+            spread[index] > noise * chi2.ppf(1 - UNEVEN, df) / df
+            and spread[index] > others * f.ppf(1 - UNLIKE_OTHERS, df, max(rest, 1))
+        ):  # fmt: skip
+            found.add(index)
+    return found
 
 
 def _over_seeds(seen: Array, unseen: Array, apart: bool, chance: np.random.Generator) -> tuple[Array, Array]:

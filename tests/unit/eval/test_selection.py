@@ -51,7 +51,7 @@ def test_two_tasks_are_the_least():
     assert picked_score([np.ones((1, 2)), np.zeros((1, 2))]) == 1.0
 
 
-@pytest.mark.parametrize(("seeds", "luck"), [(1, 0.0), (2, 0.05), (3, 0.05)])
+@pytest.mark.parametrize(("seeds", "luck"), [(1, 0.0), (2, 0.05), (3, 0.05), (3, 0.12), (5, 0.1)])
 def test_of_six_equal_arms_the_picked_one_is_not_flattered(seeds, luck):
     chance = np.random.default_rng(3)
     highest, corrected = [], []
