@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.experiment_page import PageFacts, write_page
 from evsys_sdk.record.journal import Journal, RunJournal
-from evsys_sdk.record.run_dir import hold
+from evsys_sdk.record.run_dir import hold, sweep
 from evsys_sdk.running.baselines import Baselines, write_rollouts
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
@@ -49,6 +50,7 @@ from evsys_sdk.running.registering import contents, note_launch, register_end, r
 from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
 from evsys_sdk.running.search_text import search_lines
+from evsys_sdk.running.time_spent import last_written, seconds_before
 from evsys_sdk.running.verdicts import judge_experiment
 from evsys_sdk.running.workbench import RunPlan
 
@@ -112,6 +114,7 @@ class Experiment:
         output_dir = _made(output_dir)
         lock = output_dir / f".{directory_name(config.name)}.lock"
         with hold(lock, f"experiment {config.name!r} in {output_dir}"), stop_on_signals(StopFlag()) as stop:
+            sweep(output_dir.glob(f".{escape(directory_name(config.name))}.experiment*.part"))
             return self._run(options, output_dir, facts | {"name": config.name}, started, stop)
 
     def _run(
@@ -120,10 +123,13 @@ class Experiment:
         config, parts = self.config, Parts()
         callbacks = self._callbacks(parts, options.watchers)
         fresh = options.fresh or options.dry
+        written = last_written(journal_path(output_dir, config.name))
         with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
             line = take_up(journal, config.name, facts, fresh=fresh)
+            started -= seconds_before(line, written)
             limits = (config.budget, config.search.budget if config.search else None)
-            budget = Budget.of(*limits, spent=spent_before(journal, line), begun=begun_before(journal, line))
+            spent = spent_before(journal, line, seconds=time.monotonic() - started)
+            budget = Budget.of(*limits, spent=spent, begun=begun_before(journal, line))
             register_start(config, record_path(output_dir, config.name), facts)
             options.launched(config, record_path(output_dir, config.name))
             callbacks.on_experiment_start(self)

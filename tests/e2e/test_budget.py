@@ -71,3 +71,14 @@ def test_an_empty_budget_or_one_of_nothing_is_refused(project, sweep):
     for budget, told in (({"steps": 0}, "budget.steps"), ({"dollars": 3}, "budget.dollars")):
         refused = project.evsys("run", sweep(budget))
         assert refused.returncode == 1 and told in refused.stderr
+
+
+def test_the_seconds_of_all_processes_count(project, sweep):
+    _, first, _ = _run(project, sweep({"steps": 13, "seconds": 1000}))
+    code, second, _ = _run(project, sweep({"steps": 30, "seconds": 1000}))
+    spent = first["budget"]["spent"]["seconds"]
+    assert code == 0 and second["budget"]["spent"]["seconds"] > spent > 0 and second["seconds"] > first["seconds"]
+    told = json.loads((project.root / "outputs/hello_sft.experiment_result.json").read_text())
+    assert told["seconds"] == second["seconds"]
+    code, third, _ = _run(project, sweep({"steps": 60, "seconds": spent / 2}), "--fork")
+    assert code == 0, third

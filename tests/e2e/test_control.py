@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -147,6 +149,22 @@ def test_a_killed_one_is_interrupted_and_goes_on(project, slow):
     headers = [line for line in out.splitlines() if line.startswith("=== ")]
     assert len(headers) == 2 and "goes on from step" in out and "record: outputs (" in out.splitlines()[-1]
     assert told(project, "status", "hello_sft")["state"] == "completed"
+
+
+def test_where_the_journal_is_torn_only_a_fresh_start_is_advised(project, slow):
+    path = slow(steps=60, latency=30)
+    launch = told(project, "run", path, "--detach")
+    journal = project.root / "outputs/hello_sft.journal.sqlite"
+    wait_for(lambda: any(run.step >= 7 for run in progress_in(journal)))
+    os.kill(launch["pid"], signal.SIGKILL)
+    wait_for(lambda: told(project, "status", "hello_sft")["holder"] is None)
+    with closing(sqlite3.connect(journal)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    os.truncate(journal, journal.stat().st_size // 2)
+    status = told(project, "status", "hello_sft")
+    assert str(journal.name) in status["problem"] and status["next"] == [f"evsys run {path} --detach --json --fresh"]
+    assert project.evsys("run", path, "--detach", "--json").returncode == 1
+    told(project, "run", path, "--detach", "--fresh")
 
 
 def test_what_is_refused_before_the_launch_is_said_where_it_was_typed(project, minimal_run):

@@ -323,6 +323,14 @@ def test_a_trial_that_breaks_is_behind_all_others_and_the_search_goes_on(world):
     assert not result.completed and result.search["best"] == 1
 
 
+def test_a_rung_that_does_not_tell_trials_apart_says_so(world):
+    space = {"algorithm.params.broken_at": [None, 50, 60, 70]}
+    result = _run({"kind": "halving", "space": space, "min_steps": 3, "eta": 2})
+    assert [(rung["go_on"], rung["left_alike"]) for rung in result.search["rungs"]] == [((0, 1), 2), ((0,), 1)]
+    assert "2 of 4 went on at step 3 (2 no worse were left behind)" in result.conclusion.text
+    assert "1 of 2 went on at step 6 (1 no worse was left behind)" in result.conclusion.text
+
+
 def test_a_rehearsal_pauses_too_and_leaves_the_search_itself_untouched(world):
     rehearsal = _run(HALVING, RunOptions(dry=True))
     assert len(rehearsal.search["trials"]) == 4 and [rung["step"] for rung in rehearsal.search["rungs"]] == [1]

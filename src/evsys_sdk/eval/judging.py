@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import EvsysError, not_known
@@ -75,6 +75,8 @@ def judge_arms(
     `share=False`: values between 0 and 1 are no shares of anything, but dollars or seconds, say. `searched=True`: the
     arms are trials of a search, none of which is the baseline by coming first; the best is the one on top.
     """
+    if mode not in get_args(Mode):
+        raise EvsysError(f"mode: {not_known(mode, 'mode', get_args(Mode))}")
     baseline = _checked(arms, baseline_arm, searched=searched)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
     start = fixed_table(UNTRAINED, untrained) if untrained else None

@@ -158,14 +158,14 @@ def _arm_table(facts: PageFacts) -> list[str]:
 
 
 def _arm_row(arm: ArmSummary, judged: Mapping[str, Any] | None, facts: PageFacts) -> list[str]:
-    done = arm.statuses.count("completed")
-    status = arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {len(arm.statuses)} completed"
+    done, n = arm.statuses.count("completed"), len(arm.statuses)
+    status = arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {n} completed"
     name = f"**{arm.arm}**" if arm.arm == facts.conclusion.best_arm else arm.arm
     if judged and judged["mean"] is not None:
         score, tasks = _value(judged["mean"], judged["low"], judged["high"]), str(judged["n_tasks"])
     else:
         score, tasks = shown(arm.mean) if arm.scores else "not ranked" if arm.why_unranked else "-", "-"
-    return [name, status, str(len(arm.statuses)), score, tasks]
+    return [name, status, str(n) if done == n or n == 1 else f"{done} of {n}", score, tasks]
 
 
 def _against_baseline(judged: Mapping[str, Any] | None, facts: PageFacts) -> str:

@@ -32,7 +32,18 @@ def open_run_dir(path: Path) -> Iterator[Path]:
     except OSError as exc:
         raise EvsysError(f"cannot use run directory {path}: {exc.strerror}") from exc
     with hold(path / LOCK_FILE, f"run directory {path}"):
+        sweep([*path.glob(".*.part"), *path.glob("*/.*.part")])
         yield path
+
+
+def sweep(parts: Iterable[Path]) -> None:
+    """Remove half-written files and folders. Who calls is the only one to write there, so their writer was killed."""
+    for part in parts:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                part.unlink()
 
 
 @contextmanager

@@ -55,7 +55,8 @@ class Budget:
         cls, *specs: Any, spent: Spent, begun: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> Budget:
         """The budget of config blocks, of which the tighter limit holds, or one without limits."""
-        return cls(limits=limits_of(*specs), spent=spent, begun=set(begun), clock=clock, started=clock())
+        started = clock() - spent.seconds
+        return cls(limits=limits_of(*specs), spent=spent, begun=set(begun), clock=clock, started=started)
 
     def begin_run(self, run_id: str) -> None:
         """A run starts, or goes on; BudgetSpent when no more may."""
@@ -118,8 +119,9 @@ _OWN = (
 """Since the experiment was launched; not what came with a run that another experiment had finished."""
 
 
-def spent_before(journal: Journal, line: RunJournal) -> Spent:
-    """What the runs of this experiment have used since it was launched, also what was done twice after a kill."""
+def spent_before(journal: Journal, line: RunJournal, *, seconds: float) -> Spent:
+    """What the runs of this experiment have used since it was launched, also what was done twice after a kill; in so
+    many seconds."""
     launch = (line.run, line.attempt)
     [(steps, tokens)] = journal.read(
         "SELECT count(*), coalesce(sum(json_extract(data, '$.metrics.tokens')), 0) FROM events"
@@ -130,7 +132,8 @@ def spent_before(journal: Journal, line: RunJournal) -> Spent:
         f"SELECT coalesce(sum(json_extract(data, '$.cost_usd')), 0) FROM events WHERE kind = 'rollout' AND {_OWN}",
         launch,
     )
-    return Spent(steps=steps, tokens=int(tokens), usd=usd, trials=len(begun_before(journal, line)))
+    trials = len(begun_before(journal, line))
+    return Spent(steps=steps, tokens=int(tokens), usd=usd, seconds=seconds, trials=trials)
 
 
 def begun_before(journal: Journal, line: RunJournal) -> list[str]:

@@ -22,6 +22,7 @@ from evsys_sdk.running.attempts import read_back
 from evsys_sdk.running.pausing import amend
 from evsys_sdk.running.search_sampler import Sampler, Seen, Trial
 from evsys_sdk.running.search_state import END, Rung, SearchState, Told
+from evsys_sdk.running.search_text import alike_text
 from evsys_sdk.running.search_value import final_value, objective_of, value_at
 from evsys_sdk.running.workbench import RunPlan
 
@@ -208,7 +209,14 @@ class Search:
         values = [self.state.values[number, str(rung.step)].value for number in rung.trials]
         top = pick((value for value in values if value is not None), default=None)
         told = f"no {self.objective.name} yet" if top is None else f"best {self.objective.name} {top:.4g}"
-        self.say(f"search: step {rung.step}: {len(rung.go_on)} of {len(rung.trials)} trials go on, {told}")
+        alike = alike_text(self._left_alike(rung))
+        self.say(f"search: step {rung.step}: {len(rung.go_on)} of {len(rung.trials)} trials go on, {told}{alike}")
+
+    def _left_alike(self, rung: Rung) -> int:
+        """Trials that were left behind with no worse a score than one that went on: it was the earlier."""
+        values = {number: self.state.values[number, str(rung.step)].value for number in rung.trials}
+        kept = {values[number] for number in rung.go_on}
+        return sum(values[number] in kept for number in rung.trials if number not in rung.go_on)
 
     def finished_arms(self) -> list[Arm]:
         """Every trial that was asked for, in order, with its results; those of an earlier process are read back."""
@@ -240,7 +248,9 @@ class Search:
             "trials": [self._told_of(arm) for arm in self.finished_arms()],
             "max_trials": self.total,
             "best": self._best_of_all(),
-            "rungs": [asdict(self.state.rungs[step]) for step in sorted(self.state.rungs)],
+            "rungs": [
+                {**asdict(rung), "left_alike": self._left_alike(rung)} for _, rung in sorted(self.state.rungs.items())
+            ],
         }
 
     def _best_of_all(self) -> int | None:

@@ -35,6 +35,7 @@ from evsys_sdk.record.progress import LastScore, RunProgress, progress_in
 from evsys_sdk.record.run_dir import LOCK_FILE, held_by, is_held
 from evsys_sdk.record.stored import StoredJournal
 from evsys_sdk.running.budget import spent_before
+from evsys_sdk.running.time_spent import last_written, seconds_until
 
 UNFINISHED = ("interrupted", "cancelled", "partial", "failed")
 
@@ -108,6 +109,7 @@ def status_of(entry: Entry) -> Status:
         launch, holder = running_launch(record), held_by(lock_of(record)) or "a process"
     state, when = _state(entry, launch, running=holder is not None)
     runs = [_run_state(run, launch, running=holder is not None) for run in progress_in(entry.journal)]
+    damage = _damage(entry.journal) if state in UNFINISHED else None
     status = Status(
         experiment=entry.name,
         state=state,
@@ -116,14 +118,14 @@ def status_of(entry: Entry) -> Status:
         launch=launch,
         holder=holder,
         asked_to_stop=asked_to_stop(launch, record) if launch and holder else None,
-        last_event=_last_change([entry.journal, entry.journal.with_name(f"{entry.journal.name}-wal")]),
+        last_event=last_written(entry.journal),
         runs=runs,
         n_runs=launch.n_runs if launch else None,
         budget=_budget(entry, launch, state),
         log=str(log_of(record)) if log_of(record).is_file() else None,
-        problem=_problem(launch, holder) if holder else entry.problem,
+        problem=_problem(launch, holder) if holder else damage or entry.problem,
     )
-    return replace(status, next=_next(status))
+    return replace(status, next=_next(status, anew=damage is not None))
 
 
 def _state(entry: Entry, launch: Launch | None, *, running: bool) -> tuple[str, float]:
@@ -138,6 +140,18 @@ def _state(entry: Entry, launch: Launch | None, *, running: bool) -> tuple[str, 
 def _problem(launch: Launch | None, holder: str) -> str | None:
     if launch and launch.process.is_here and not launch.process.is_alive:
         return f"{holder} has ended, and something that it started still has the experiment's lock"
+    return None
+
+
+def _damage(journal: Path) -> str | None:
+    """What is wrong with the journal from which the experiment would go on."""
+    if not journal.is_file():
+        return None
+    try:
+        with closing(StoredJournal(journal)) as opened:
+            opened.check()
+    except EvsysError as exc:
+        return str(exc)
     return None
 
 
@@ -186,19 +200,21 @@ def _budget(entry: Entry, launch: Launch | None, state: str) -> dict[str, Any] |
     try:
         with closing(StoredJournal(entry.journal)) as journal:
             line = journal.latest(EXPERIMENT)
-            spent = asdict(spent_before(journal, line)) if line else {}
+            if line is None:
+                return {"limits": launch.budget, "spent": {}}
+            until = time.time() if state == "running" else last_written(entry.journal)
+            spent = spent_before(journal, line, seconds=round(seconds_until(line, until), 1))
     except EvsysError:
         return None
-    spent["seconds"] = round(time.time() - launch.started_at, 1) if state == "running" else None
-    return {"limits": launch.budget, "spent": spent}
+    return {"limits": launch.budget, "spent": asdict(spent)}
 
 
-def _next(status: Status) -> list[str]:
+def _next(status: Status, *, anew: bool) -> list[str]:
     if status.is_running:
         follow = [f"evsys logs {status.ref} -f"] if status.log else []
         return [*follow, f"evsys stop {status.ref}"]
     if status.state in UNFINISHED and status.launch:
-        return [_again(status.launch)]
+        return [f"{_again(status.launch)}{' --fresh' if anew else ''}"]
     return [f"evsys show {status.ref}"]
 
 

@@ -244,6 +244,11 @@ def test_the_order_of_tasks_and_arms_changes_no_number():
     assert by_name(mixed)["a3"].vs_baseline == by_name(verdict_of(*arms))["a3"].vs_baseline
 
 
+def test_a_mode_that_there_is_none_of_is_refused():
+    with pytest.raises(EvsysError, match=r"'lower' is not a mode; .*known: max, min"):
+        verdict_of(arm("a", passes(0.5)), mode="lower")
+
+
 def test_a_wrong_baseline_is_answered_with_the_nearest_name():
     with pytest.raises(EvsysError, match="baseline_arm: 'bas' is not an arm; closest: base"):
         verdict_of(arm("base", passes(0.5)), baseline_arm="bas")

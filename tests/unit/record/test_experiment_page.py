@@ -92,7 +92,7 @@ def test_an_arm_is_a_row_with_status_seeds_score_and_interval(tmp_path: Path) ->
     newer = next(row for row in rows if "new" in row)
     assert base.startswith("| base | completed | 2 | 0.200 [0.") and base.endswith("| 40 | the baseline |")
     # A bar in a name is no new column, and the best arm stands out.
-    assert newer.startswith("| **new\\|er** | 1 of 2 completed | 2 | 0.900 [") and "| better, +0.700 [" in newer
+    assert newer.startswith("| **new\\|er** | 1 of 2 completed | 1 of 2 | 0.900 [") and "| better, +0.700 [" in newer
 
 
 def test_a_failed_seed_and_a_broken_evaluation_have_their_reasons(tmp_path: Path) -> None:

@@ -48,3 +48,12 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EvsysError, match="cannot use run directory"):
         open_run_dir(tmp_path / "file/r").__enter__()
+
+
+def test_what_a_killed_writer_left_half_done_is_swept_up(tmp_path):
+    (tmp_path / "weights/.step-3.ab12.part").mkdir(parents=True)
+    (tmp_path / "weights/.step-3.ab12.part/model.bin").write_bytes(b"half")
+    (tmp_path / ".run_result.json.99.cd34.part").write_text("{")
+    (tmp_path / "weights/step-2").mkdir()
+    with open_run_dir(tmp_path):
+        assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "step-2", "weights"]
