@@ -46,6 +46,15 @@ def write_json(path: str | Path, value: Any) -> Path:
     return write_text(path, to_json(value, indent=2) + "\n")
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none, or none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Standard JSON of anything we record: NaN and infinities become the strings "NaN", "Infinity", "-Infinity"."""
     try:

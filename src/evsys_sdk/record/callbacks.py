@@ -41,23 +41,11 @@ HOOKS = (
 )
 
 
-class CallbackList:
-    """Several callbacks as one: `(kind, instance)` pairs, asked in order. Itself a `Callback`."""
+class RunHooks:
+    """The hooks of a run, each of them told to whoever listens."""
 
-    def __init__(self, members: Iterable[tuple[str, Any]] = ()):
-        self.members = list(members)
-        self._failures: dict[tuple[int, str, str], tuple[str, int]] = {}
-        self._lock = threading.Lock()
-        for kind, callback in self.members:
-            _warn_of_misspelt_hooks(kind, callback)
-
-    @classmethod
-    def from_specs(cls, specs: Iterable[Any]) -> CallbackList:
-        """From the config's `callbacks` list of `{kind, params}`."""
-        return cls([(spec.kind, registry.callbacks.build(spec.kind, spec.params)) for spec in specs])
-
-    def on_experiment_start(self, experiment: Any) -> None:
-        self._tell("on_experiment_start", experiment)
+    def _tell(self, hook: str, ctx: RunContext, *args: Any) -> None:
+        raise NotImplementedError
 
     def on_run_start(self, ctx: RunContext) -> None:
         self._tell("on_run_start", ctx)
@@ -79,6 +67,25 @@ class CallbackList:
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         self._tell("on_run_end", ctx, result)
+
+
+class CallbackList(RunHooks):
+    """Several callbacks as one: `(kind, instance)` pairs, asked in order. Itself a `Callback`."""
+
+    def __init__(self, members: Iterable[tuple[str, Any]] = ()):
+        self.members = list(members)
+        self._failures: dict[tuple[int, str, str], tuple[str, int]] = {}
+        self._lock = threading.Lock()
+        for kind, callback in self.members:
+            _warn_of_misspelt_hooks(kind, callback)
+
+    @classmethod
+    def from_specs(cls, specs: Iterable[Any]) -> CallbackList:
+        """From the config's `callbacks` list of `{kind, params}`."""
+        return cls([(spec.kind, registry.callbacks.build(spec.kind, spec.params)) for spec in specs])
+
+    def on_experiment_start(self, experiment: Any) -> None:
+        self._tell("on_experiment_start", experiment)
 
     def on_experiment_end(self, results: list[RunResult]) -> None:
         self._tell("on_experiment_end", results)
@@ -109,12 +116,12 @@ class CallbackList:
         with self._lock:
             return [self._describe(*key, *failure) for key, failure in self._failures.items() if key[2] == run_id]
 
-    def _tell(self, hook: str, *args: Any) -> None:
-        run_id = getattr(args[0], "run_id", "")
+    def _tell(self, hook: str, about: Any, *args: Any) -> None:
+        run_id = getattr(about, "run_id", "")
         for index, (_, callback) in enumerate(self.members):
             method = getattr(callback, hook, None)
             if method is not None:
-                self._guarded(index, hook, method, *args, run_id=run_id)
+                self._guarded(index, hook, method, about, *args, run_id=run_id)
 
     def _guarded(self, index: int, hook: str, method: Any, *args: Any, run_id: str) -> Any:
         try:

@@ -6,15 +6,13 @@ the experiment; whether that process has it still is for the lock to say, which 
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from evsys_sdk.atomic import write_json
+from evsys_sdk.atomic import read_object, write_json
 from evsys_sdk.constants import LAUNCH_FILE, LOG_FILE, STOP_FILE
 from evsys_sdk.record.history import REHEARSALS, records_in, stem_of
 from evsys_sdk.record.processes import ProcessId
@@ -90,7 +88,7 @@ def write_launch(launch: Launch) -> None:
 
 def read_launch(record: Path) -> Launch | None:
     """What the last launch left; None where none did, or another version of the SDK left something else."""
-    found = _json(beside(record, LAUNCH_FILE))
+    found = read_object(beside(record, LAUNCH_FILE)) or {}
     known = {each.name for each in fields(Launch)}
     try:
         launch = Launch(**{key: value for key, value in found.items() if key in known})
@@ -109,18 +107,10 @@ def running_launch(record: Path) -> Launch | None:
 
 def asked_to_stop(launch: Launch, record: Path) -> str | None:
     """When somebody asked this very process to stop."""
-    found = _json(beside(record, STOP_FILE))
+    found = read_object(beside(record, STOP_FILE)) or {}
     return found.get("asked") if (found.get("pid"), found.get("born")) == (launch.pid, launch.born) else None
 
 
 def note_stop(launch: Launch, record: Path) -> None:
     """This very process has been asked to stop."""
     write_json(beside(record, STOP_FILE), {"pid": launch.pid, "born": launch.born, "asked": now_text()})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

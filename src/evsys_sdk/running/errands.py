@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk.errors import Cancelled, EvsysError
-from evsys_sdk.protocols import EvalResult, RunContext, RunResult
-from evsys_sdk.record.callbacks import HOOKS
+from evsys_sdk.protocols import RunContext, RunResult
+from evsys_sdk.record.callbacks import HOOKS, RunHooks
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.running.budget import Budget, BudgetSpent
 from evsys_sdk.running.workbench import RunPlan
@@ -145,34 +145,13 @@ class News:
     extras: dict[str, Any] | None
 
 
-class DistantCallbacks:
+class DistantCallbacks(RunHooks):
     """The experiment's callbacks, likewise: each hook is called there, with a context of theirs."""
 
     def __init__(self, line: Line):
         self._line = line
         self._told: list[Any] | None = None
         self._waits: bool | None = None
-
-    def on_run_start(self, ctx: RunContext) -> None:
-        self._tell("on_run_start", ctx)
-
-    def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
-        self._tell("on_train_start", ctx, total_steps)
-
-    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
-        self._tell("on_step", ctx, step, metrics)
-
-    def on_checkpoint(self, ctx: RunContext, step: int, path: str) -> None:
-        self._tell("on_checkpoint", ctx, step, path)
-
-    def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
-        self._tell("on_eval", ctx, result)
-
-    def on_train_end(self, ctx: RunContext, metrics: dict[str, float]) -> None:
-        self._tell("on_train_end", ctx, metrics)
-
-    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
-        self._tell("on_run_end", ctx, result)
 
     def stop_reason(self, run_id: str) -> str | None:
         reason: str | None = self._line.ask("callbacks.stop_reason", run_id)

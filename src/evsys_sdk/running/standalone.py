@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
+from evsys_sdk.atomic import read_object, write_json
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.jsonl import write_rows
@@ -101,7 +101,7 @@ class Evaluation:
 
 def finished_result(folder: Path, asked: Asked) -> dict[str, Any] | None:
     """What came of the evaluation in `folder`, if it is finished and nothing else was asked then."""
-    found = read_json(folder / RESULT_FILE)
+    found = read_object(folder / RESULT_FILE)
     return found if found and found.get("settings") == asked.data() else None
 
 
@@ -135,7 +135,7 @@ def _refuse_strangers(folder: Path) -> None:
 
 def _take(folder: Path, asked: Asked, fresh: bool) -> None:
     """Refuse a folder that holds another evaluation; set aside what is to be made afresh."""
-    before = read_json(folder / SETTINGS_FILE)
+    before = read_object(folder / SETTINGS_FILE)
     if before is None:
         return
     if fresh:
@@ -152,15 +152,6 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     for key in dict.fromkeys([*before, *now]):
         if before.get(key) != now.get(key):
             yield f"{key} was {shorten(json.dumps(before.get(key)))} and is {shorten(json.dumps(now.get(key)))}"
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """What the file says; None where there is none, or none that can be read."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def stamp_of(path: str | None) -> str | None:

@@ -6,7 +6,6 @@ happened, what is spent, what to do next. Nothing is asked of the process itself
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evsys_sdk.atomic import read_object
 from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.record.history import Entry, read_record
@@ -159,7 +159,7 @@ def _run_state(run: RunProgress, launch: Launch | None, *, running: bool) -> Run
     """The record of a run is the truth of how it ended; the journal has that of an earlier attempt as well."""
     folder = Path(run.run_dir) if run.run_dir else None
     result = stat_of(folder / RUN_RESULT_FILE) if folder else None
-    ended = _json(folder / RUN_RESULT_FILE) if folder and result else {}
+    ended = (read_object(folder / RUN_RESULT_FILE) if folder and result else None) or {}
     status, error = ended.get("status") or run.status or "interrupted", ended.get("error")
     final = status in ("completed", "pruned") and result is not None
     if running and folder and is_held(folder / LOCK_FILE) and not final:
@@ -230,11 +230,3 @@ def _last_change(files: Iterable[Path]) -> float | None:
 
 def _iso(moment: float | None) -> str | None:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds") if moment else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
