@@ -46,6 +46,7 @@ from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
 from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, open_journal, take_up
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in, summarise
 from evsys_sdk.running.parts import Parts
+from evsys_sdk.running.places import Places
 from evsys_sdk.running.registering import contents, note_launch, register_end, register_start
 from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
@@ -222,6 +223,7 @@ class Experiment:
     ) -> PlanArm:
         """What makes an arm, and the place where it stands in the file, into the plans of its runs."""
         steps = [limit for limit in (options.max_steps, DRY_STEPS if options.dry else None) if limit is not None]
+        places = Places(output_dir, self.config.name, line.journal)
 
         def plan(arm: RunConfig, index: int) -> list[RunPlan]:
             runs = seeds_of(arm, repeats=self.config.n_repeats, base_seed=self.config.base_seed)
@@ -231,7 +233,7 @@ class Experiment:
                     experiment=self.config,
                     run=run,
                     index=index,
-                    run_dir=output_dir / directory_name(run.name),
+                    run_dir=places.of(f"{self.config.name}/{run.name}", run.name),
                     callbacks=callbacks,
                     stop=stop,
                     journal=line.journal,

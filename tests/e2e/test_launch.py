@@ -121,9 +121,39 @@ def test_what_is_taken_over_is_not_paid_for_again(project, launched):
 
 
 def test_identical_runs_of_another_experiment_in_the_same_folder_are_taken_over(project, launched):
-    path = launched(name="other", output_dir="./outputs")
-    _, said = _summary(project, path)
-    assert said.count("is not run again") == 2
+    summary, said = _summary(project, launched(), "--set", "name=other")
+    assert said.count("is not run again") == 2 and summary["name"] == "other"
+    assert [run["run_id"] for run in summary["runs"]] == ["other/rate0.001", "other/rate0.01"]
+
+
+def test_experiments_with_runs_of_one_name_in_one_folder_keep_their_own(project, minimal_run):
+    project.write_tasks()
+    entry = {"name": "colours", "path": "bench", "split": "val", "temperature": 0, "max_tokens": 4}
+
+    def config(rate):
+        run = minimal_run(algorithm__params={"max_steps": 4, "batch_size": 4, "learning_rate": rate})
+        return project.config(run=run, metadata={"benchmark": [entry]}, callbacks=[{"kind": "local_logger"}])
+
+    def launch(name, rate):
+        return _summary(project, config(rate), "--set", f"name={name}")
+
+    weak, _ = launch("weak", 1e-5)
+    strong, said = launch("strong", 1e-1)
+    assert "outputs/r0 is a run of experiment weak" in said and strong["runs"][0]["run_dir"] == "outputs/r0@strong"
+    again, said = launch("weak", 1e-5)
+    assert said.count("is not run again") == 1 and again["runs"] == weak["runs"]
+    again, said = launch("strong", 1e-1)
+    assert said.count("is not run again") == 1 and again["runs"] == strong["runs"]
+    compared = project.evsys("compare", "weak", "strong", "--json", check=True)
+    assert json.loads(compared.stdout)["verdicts"]
+    copy, said = launch("copy", 1e-5)
+    assert said.count("is not run again") == 1 and copy["runs"][0]["run_dir"] == "outputs/r0@copy"
+    assert copy["runs"][0]["artifacts"] == weak["runs"][0]["artifacts"]
+    scored = project.evsys("benchmark", "run", "--path", "bench", "--model", "outputs/r0", "--limit", "2")
+    assert scored.returncode == 0, scored.stderr
+    assert launch("copy", 1e-5)[0]["runs"] == copy["runs"]
+    regraded = project.evsys("regrade", "outputs/strong.experiment_result.json", "--verifier", "exact_match")
+    assert regraded.returncode == 0, regraded.stderr
 
 
 def test_arms_that_are_alike_are_all_run(project, minimal_run):

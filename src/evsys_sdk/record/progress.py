@@ -70,7 +70,7 @@ def _progress(journal: StoredJournal, run: str) -> RunProgress:
         loss=metrics.get("loss"),
         reward=metrics.get("reward/mean"),
         score=_score(_last(journal, run, "eval", "final_eval")[1]),
-        run_dir=_last(journal, run, "run")[1].get("run_dir"),
+        run_dir=_last(journal, run, "run", "reused")[1].get("run_dir"),
     )
 
 

@@ -62,6 +62,8 @@ def read_back(journal: RunJournal, run_dir: Path) -> RunResult | None:
     """The result whose record lies there, whatever its end was."""
     try:
         found = json.loads((run_dir / RUN_RESULT_FILE).read_text())
+        if found["run_id"] != journal.run:
+            return None  # somebody else's
         told = {"warnings": found["warnings"], "unread_settings": found["unread_settings"], **found["notes"]}
         told["leakage"] = found.get("leakage", [])
         about = {"run_name": found["run"], "seed": found["seed"], "finished_before": found["ts"]}

@@ -103,5 +103,5 @@ def adopt(found: Found, journal: Journal, run_id: str, fingerprint: str, run_dir
     write_json(run_dir / RUN_RESULT_FILE, {**found.result, **names})
     with closing(StoredJournal(found.journal)) as source:
         line = journal.copy(RunJournal(source, found.run, found.attempt), run_id, fingerprint)
-    line.add(REUSED, {"from": str(found.run_dir)}, at=0)
+    line.add(REUSED, {"from": str(found.run_dir), "run_dir": str(run_dir.absolute())}, at=0)
     return line

@@ -103,8 +103,12 @@ def _journalled(run_dir: Path, result: dict[str, Any]) -> list[tuple[Path, str]]
         for path in journals
         if path.is_file()
         for run_id in stored.run_ids_in(path)
-        if directory_name(run_id.partition("/")[2]) == run_dir.name
+        if _may_lie_in(run_dir, *run_id.partition("/")[::2])
     ]
+
+
+def _may_lie_in(run_dir: Path, experiment: str, run: str) -> bool:
+    return run_dir.name in (directory_name(run), f"{directory_name(run)}@{directory_name(experiment)}")
 
 
 def _experiment_of(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +126,8 @@ def _from_experiment(folder: Path, name: str) -> Found:
         dirs = stored.runs_with_records(folder, str(summary.get("experiment")))
         results = {str(stored.run_result(run_dir)["run"]): run_dir for run_dir in dirs}
     else:
-        results = {run: folder / directory_name(run) for run in names.values()}
+        given = {str(run["run_id"]): Path(str(run.get("run_dir") or "")).name for run in summary.get("runs") or []}
+        results = {run: folder / (given.get(run_id) or directory_name(run)) for run_id, run in names.items()}
     evals = stored.evals_in_journal(journal, names) if names else []
     return Found(
         evals=evals or [found for run, path in results.items() for found in stored.evals_in_logs(path, run)],
