@@ -14,6 +14,7 @@ from typing import Any, get_args
 from evsys_sdk.data.rows import LoadedRows
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, EvsysError, not_known
 from evsys_sdk.protocols import RunContext, RunResult, RunStatus
+from evsys_sdk.record.eval_data import in_order
 from evsys_sdk.record.run_dir import open_run_dir
 from evsys_sdk.rollout.engine import RolloutEngine
 from evsys_sdk.rollout.lanes import LaneSettings
@@ -47,7 +48,7 @@ def carry_out(plan: RunPlan) -> RunResult:
         bench.begin_attempt()
         with plan.stop.working():
             result = _outcome(bench)
-            result.extras["evals"] = bench.record.evals
+            result.extras["evals"] = bench.record.evals = in_order(bench.record.evals)
             try:
                 bench.announce_end(result)
             except (KeyboardInterrupt, Cancelled) as exc:

@@ -65,17 +65,47 @@ def _compare(project, record_tree, runs, kills, seed, *, longest, **top):
             assert found[name] == records, f"killed{number}: {name}"
 
 
-@pytest.mark.parametrize("seed", range(100 // KILLS_PER_TEST))
-def test_a_mock_experiment_killed_at_random_moments(project, record_tree, minimal_run, seed):
-    runs = [
+PARAMS = {"max_steps": 10, "batch_size": 4, "save_every": 3}
+
+
+def _plain_arms(minimal_run):
+    return [
         minimal_run(
             name=f"rate{rate}",
-            algorithm__params={"max_steps": 10, "batch_size": 4, "learning_rate": rate, "save_every": 3},
+            algorithm__params=PARAMS | {"learning_rate": rate},
             backend__params={"latency_ms": 5},
         )
         for rate in (1e-3, 1e-2)
     ]
+
+
+def _staged_arms(minimal_run):
+    """A chain of two stages, and a combo of two phases."""
+    sft = {"kind": "sft", "params": PARAMS | {"max_steps": 8}}
+    phases = {"phases": [{"name": "one", "algorithm": sft}, {"name": "two", "algorithm": sft}]}
+    combo = minimal_run(name="combo", algorithm={"kind": "combo", "params": phases}, backend__params={"latency_ms": 5})
+    chain = minimal_run(name="chain", algorithm=sft, backend__params={"latency_ms": 5})
+    stages = [{"name": name, "data": chain["data"]} for name in ("first", "then")]
+    return [combo, {key: value for key, value in chain.items() if key != "data"} | {"continual": {"stages": stages}}]
+
+
+@pytest.mark.parametrize("seed", range(100 // KILLS_PER_TEST))
+def test_a_mock_experiment_killed_at_random_moments(project, record_tree, minimal_run, seed):
+    runs = _staged_arms(minimal_run) if seed % 2 else _plain_arms(minimal_run)
     _compare(project, record_tree, runs, KILLS_PER_TEST, seed, longest=4.0, n_repeats=2)
+
+
+def test_a_stage_that_was_gone_on_with_tells_nothing_twice(project, record_tree, minimal_run):
+    project.write_tasks()
+    runs = _staged_arms(minimal_run)
+    project.evsys("run", _config(project, runs, "whole", budget={"steps": 100}), check=True)
+    stopped = _config(project, runs, "stopped", budget={"steps": 5}, max_concurrent_arms=2)
+    assert project.evsys("run", stopped).returncode == 2
+    project.evsys("run", _config(project, runs, "stopped", budget={"steps": 100}), check=True)
+    expected, found = (record_tree(project.root / folder / "out") for folder in ("whole", "stopped"))
+    for run in ("combo", "chain"):
+        names = [name for name in expected if name.startswith(f"{run}/") and not name.endswith("run_result.json")]
+        assert len(names) > 5 and {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 
 def test_a_local_experiment_killed_at_random_moments(project, record_tree, minimal_run):

@@ -26,6 +26,7 @@ from evsys_sdk.config.base import Params
 from evsys_sdk.errors import FOREIGN, Cancelled, EvsysError, closest
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunContext, RunResult
+from evsys_sdk.record.lines import StepOrder
 from evsys_sdk.registry import register_callback
 
 HOOKS = (
@@ -194,25 +195,30 @@ class CsvMetrics:
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
         self._columns: dict[Path, list[str]] = {}
+        self._orders: dict[Path, StepOrder] = {}
         self._lock = threading.Lock()
 
     def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
-        self._add(ctx, {"step": step, **metrics})
+        self._add(ctx, step, metrics)
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
-        step = "" if result.step is None else result.step
-        self._add(ctx, {"step": step, **eval_metrics(result)})
+        self._add(ctx, result.step, eval_metrics(result), score=f"{result.split}/{result.name}")
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         with self._lock:  # a run that goes on after a pause writes a file of its own
-            self._columns.pop(self._path(ctx), None)
+            path = self._path(ctx)
+            self._columns.pop(path, None)
+            order = self._orders.pop(path, None)
+            if order:
+                order.settle(path, header=1)
 
     def _path(self, ctx: RunContext) -> Path:
         return ctx.output_dir / "logs" / self.cfg.file_name
 
-    def _add(self, ctx: RunContext, row: dict[str, Any]) -> None:
-        path = self._path(ctx)
+    def _add(self, ctx: RunContext, step: int | None, metrics: dict[str, float], *, score: str = "") -> None:
+        path, row = self._path(ctx), {"step": "" if step is None else step, **metrics}
         with self._lock:  # an eval may report while a step does
+            self._orders.setdefault(path, StepOrder()).note(step, score)
             columns = self._columns.get(path) or _csv_columns(path)
             fresh = [name for name in row if name not in columns]
             if fresh:

@@ -5,10 +5,12 @@ In: an `EvalResult` or a `Rollout`, or what was made of one. Out: the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
+from evsys_sdk.record.lines import StepOrder
 
 
 def to_data(result: EvalResult) -> dict[str, Any]:
@@ -34,6 +36,14 @@ def rollout_to_data(rollout: Rollout) -> dict[str, Any]:
 
 def rollout_from_data(data: dict[str, Any]) -> Rollout:
     return Rollout(**{**data, "turns": [Turn(**turn) for turn in data["turns"]]})
+
+
+def in_order(evals: Sequence[EvalResult]) -> list[EvalResult]:
+    """By step and name, however they came in beside the training."""
+    order = StepOrder()
+    for one in evals:
+        order.note(one.step, f"{one.split}/{one.name}")
+    return [evals[place] for place in order.places()]
 
 
 def _shallow(record: Rollout | Turn) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Append-only files of JSON lines: a line is one write, so it is there whole or not at all.
 
 In: records. Out: a file that several threads (and processes) may append to at once and that a `kill -9`
-cannot leave half a line in. Nothing is buffered: after `append` the line is the kernel's to keep.
+cannot leave half a line in. Nothing is buffered: after `append` the line is the kernel's to keep. Scores come in beside
+the training, whenever they are ready; when a run has ended, `StepOrder` puts them where they belong.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import threading
 from pathlib import Path
 
+from evsys_sdk.atomic import whole_file
 from evsys_sdk.errors import EvsysError
 
 
@@ -69,3 +71,34 @@ class LineFile:
 
 def _cannot_write(path: Path, exc: OSError) -> EvsysError:
     return EvsysError(f"cannot write to {path}: {exc.strerror or exc}")
+
+
+class StepOrder:
+    """The order of rows that does not depend on the clock: by step, training before scores, scores by name."""
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[float, bool, str]] = []
+        self._reached = -1.0
+
+    def note(self, step: float | None, name: str = "") -> None:
+        """Another row; `name` says which score it is. One without a step was made after all before it: it stays."""
+        if step is None:
+            self._keys.append((self._reached, True, ""))
+        else:
+            self._reached = max(self._reached, step)
+            self._keys.append((step, False, name))
+
+    def places(self) -> list[int]:
+        """The rows as they should stand, by their place now."""
+        return sorted(range(len(self._keys)), key=self._keys.__getitem__)
+
+    def settle(self, path: Path, *, header: int = 0) -> None:
+        """Put the lines of a finished file in order; a file with other lines than those noted is left as it is."""
+        places = self.places()
+        if places == list(range(len(places))):
+            return
+        *lines, rest = path.read_bytes().split(b"\n")
+        if rest or len(lines) != header + len(places):
+            return
+        with whole_file(path) as handle:
+            handle.writelines(line + b"\n" for line in [*lines[:header], *(lines[header + at] for at in places)])

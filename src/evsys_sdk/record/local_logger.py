@@ -22,7 +22,8 @@ from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import to_dict
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
-from evsys_sdk.record.lines import LineFile
+from evsys_sdk.record.eval_data import in_order
+from evsys_sdk.record.lines import LineFile, StepOrder
 from evsys_sdk.registry import register_callback
 
 FOLDERS = {"val": "validation", "test": "test", "eval": "eval"}
@@ -35,18 +36,24 @@ class _Notes:
 
     root: Path
     files: dict[str, LineFile] = field(default_factory=dict)
+    orders: dict[str, StepOrder] = field(default_factory=dict)
     evals: dict[tuple[str | None, str, str], EvalResult] = field(default_factory=dict)
     """The latest result per (stage, split, name)."""
     rows: Any = None
     """The training rows last written."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def append(self, name: str, record: dict[str, Any]) -> None:
+    def append(self, name: str, record: dict[str, Any], *, score: str = "") -> None:
         with self.lock:
             if name not in self.files:
-                self.files[name] = LineFile(self.root / name)
-            file = self.files[name]
-        file.append(atomic.to_json(record))
+                self.files[name], self.orders[name] = LineFile(self.root / name), StepOrder()
+            self.orders[name].note(record["step"], score)
+            self.files[name].append(atomic.to_json(record))
+
+    def close(self) -> None:
+        for name, file in self.files.items():
+            file.close()
+            self.orders[name].settle(file.path)
 
 
 @register_callback("local_logger")
@@ -77,8 +84,8 @@ class LocalLogger:
         folder = FOLDERS.get(result.split, result.split)
         notes.evals[result.stage, result.split, result.name] = result
         for rollout in result.rollouts:
-            notes.append(f"{folder}/rollouts.jsonl", rollout_record(result, rollout))
-        notes.append(f"{folder}/metrics.jsonl", _eval_record(result))
+            notes.append(f"{folder}/rollouts.jsonl", rollout_record(result, rollout), score=result.name)
+        notes.append(f"{folder}/metrics.jsonl", _eval_record(result), score=result.name)
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         self._end(result)
@@ -91,9 +98,8 @@ class LocalLogger:
         notes = self._runs.pop(result.run_id, None)
         if notes is None:
             return
-        for file in notes.files.values():
-            file.close()
-        atomic.write_text(notes.root / "conclusion.md", conclude(result, list(notes.evals.values())))
+        notes.close()
+        atomic.write_text(notes.root / "conclusion.md", conclude(result, in_order(list(notes.evals.values()))))
 
     def _notes(self, ctx: RunContext) -> _Notes:
         with self._lock:

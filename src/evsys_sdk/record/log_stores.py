@@ -21,9 +21,11 @@ from evsys_sdk.config.base import Params
 from evsys_sdk.errors import Cancelled, EvsysError, blame, need
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import LogStore
-from evsys_sdk.record.lines import LineFile
+from evsys_sdk.record.lines import LineFile, StepOrder
 from evsys_sdk.registry import register_log_store
 
+SCORES = ("val/", "test/", "eval/")
+"""How the names of scores begin."""
 WITH_FOLDER = ("jsonl", "tensorboard")
 """Kinds that write into a `log_dir`."""
 
@@ -86,6 +88,7 @@ class JsonlLogStore:
         self._lock = threading.Lock()
         self._files: dict[str, LineFile] = {}
         self._hparams: dict[str, Any] = {}
+        self._order, self._writing = StepOrder(), threading.Lock()
         self._closed = False
 
     def log_scalar(self, name: str, value: float, step: int) -> None:
@@ -94,7 +97,10 @@ class JsonlLogStore:
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         record = {"step": step, "ts": time.time(), **metrics}
         record["step"] = step  # the call's step is the step, whatever a metric of that name says
-        self._append("metrics.jsonl", record)
+        scores = [name for name in metrics if name.startswith(SCORES)]
+        with self._writing:
+            self._order.note(step, min(scores, default=""))
+            self._append("metrics.jsonl", record)
 
     def log_hyperparams(self, hparams: dict[str, Any]) -> None:
         with self._lock:
@@ -113,6 +119,8 @@ class JsonlLogStore:
             self._closed = True
             for file in self._files.values():
                 file.close()
+            if metrics := self._files.pop("metrics.jsonl", None):
+                self._order.settle(metrics.path)
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         file = self._files.get(name) or self._open(name)

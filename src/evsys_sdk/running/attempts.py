@@ -15,6 +15,7 @@ from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.errors import BackendError, DataError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import RunResult
+from evsys_sdk.record.eval_data import in_order
 from evsys_sdk.record.finished import retold
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import set_aside
@@ -77,7 +78,7 @@ def read_back(journal: RunJournal, run_dir: Path) -> RunResult | None:
         )
     except (OSError, ValueError, KeyError):
         return None
-    result.extras["evals"] = [retold(event.data, journal) for event in journal.evals()]
+    result.extras["evals"] = in_order([retold(event.data, journal) for event in journal.evals()])
     where = f" in {found['reused_from']}" if "reused_from" in found else ""
     if result.status == "completed":
         say = "%s finished at %s%s and is not run again (--fresh would)"

@@ -72,7 +72,7 @@ class LoopHooks:
     steps: int = 0
     """Steps done so far."""
     replayed: int = -1
-    """Events up to this step have been told again after a resume."""
+    """Events up to this step have been told: again after a resume, or as they happened."""
     chosen: int | None = None
     """The step whose weights the stage ends with, where that is not its last."""
     budget: Budget = field(default_factory=Budget)
@@ -123,7 +123,7 @@ class LoopHooks:
             self.budget.begin_step()
         self.in_step = False
         self.budget.end_step(metrics.get("tokens", 0))
-        self.steps = self.first_step + step
+        self.steps = self.replayed = self.first_step + step
         self.journal.add("step", {"metrics": metrics}, at=self.steps)
         self.callbacks.on_step(self.ctx, self.steps, metrics)
         due = self.scoring.due(step)
@@ -182,12 +182,12 @@ class LoopHooks:
         if not last.final:  # after a stage that ended, what came later is for the next one to judge
             self.journal.supersede(after=upto)
         events = self.replay(upto)
-        if last.step:
+        if last.state:
             self._complete(last, events)
         self.steps = upto
-        if last.step and not last.final and not was_paused_at(self.journal, upto):
+        if last.state and not last.final and not was_paused_at(self.journal, upto):
             get_logger(__name__).warning("%s goes on from step %d (%s)", self.ctx.run_id, upto, last.state)
-        if last.step:
+        if last.state:
             await self._score_what_is_missing(events, before, upto, last)
             if self.callbacks.waits_for_scores():
                 await self._all_scored()
