@@ -57,8 +57,8 @@ from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
 DRY_TASKS = 4
-WHAT_RUNS_READ = ("metadata.benchmark", "data_store", "log_store", "leakage")
-"""Shared settings that runs look at."""
+WHAT_RUNS_READ = ("metadata.benchmark", "data_store", "log_store", "leakage", "search.")
+"""Shared settings that runs look at, or a search when it draws them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -337,6 +337,11 @@ def test_a_rehearsal_pauses_too_and_leaves_the_search_itself_untouched(world):
     assert not (world / "out" / "hunt.journal.sqlite").exists()
 
 
+def test_a_search_that_had_ended_blames_no_setting_for_being_unread(world):
+    assert _run(TPE, steps=3).unread_settings == []
+    assert _run(TPE, steps=3).unread_settings == []
+
+
 def test_fresh_begins_a_search_anew(world):
     _run(HALVING)
     _run(HALVING)

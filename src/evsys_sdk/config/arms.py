@@ -18,8 +18,9 @@ def arm_problems(config: ExperimentConfig) -> list[Problem]:
     if getattr(config, "search", None) is not None:
         return []
     arms = [run.name for run in config.all_runs()]
+    known = [*arms, UNTRAINED] if isinstance(config.metadata.hypothesis, Hypothesis) else arms
     return [
-        Problem(path=place, message=not_known(name, "arm", arms), value=name)
+        Problem(path=place, message=not_known(name, "arm", known), value=name)
         for place, name in _named(config)
         if name not in arms
     ]

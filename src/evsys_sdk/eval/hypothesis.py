@@ -98,6 +98,24 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
     )
 
 
+def not_judged(hypothesis: Hypothesis, metric: str, why: str) -> HypothesisResult:
+    """Of an experiment that came to no verdict."""
+    prediction = hypothesis.prediction
+    return HypothesisResult(
+        claim=hypothesis.claim,
+        prediction=str(prediction),
+        outcome="inconclusive",
+        why=why,
+        fingerprint=fingerprint(hypothesis),
+        metric=prediction.metric or metric,
+        arm=prediction.arm,
+        vs=prediction.vs or "",
+        direction=prediction.direction,
+        at_least=prediction.at_least,
+        confidence=hypothesis.confidence,
+    )
+
+
 def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comparison | None, str]:
     """The comparison, whichever way round it was made; or why there is none."""
     if prediction.metric and not _is_metric(prediction.metric, verdict.metric):

@@ -98,7 +98,7 @@ def worth_in_answers(values: Array, estimate: Estimate, level: float = LEVEL) ->
     evidence, and how much seeds matter cannot be seen there.
     """
     share, n = estimate.value, estimate.n_tasks
-    if len(values) == 1 and _all_yes_or_no(values):
+    if len(values) == 1 and not estimate.seed_degrees and _all_yes_or_no(values):
         return n
     worth = share * (1 - share) / estimate.variance if estimate.variance > 0 else float(n)
     if _tell_apart(values.mean(axis=0)) < FEW:

@@ -44,11 +44,14 @@ def _arm_line(arm: ArmVerdict, verdict: Verdict) -> str:
     of_all = f"{arm.n_seeds} of {arm.n_seeds + len(arm.failed_seeds)} seeds"
     counts = f"{_count(arm.n_tasks, 'task')}, {of_all if arm.failed_seeds else _count(arm.n_seeds, 'seed')}"
     mean = f"{arm.arm}: {shown(arm.mean or 0.0)}{span(arm.low, arm.high)}, {counts}"
-    parts = [f"{arm.verdict}, {_effect(arm.vs_baseline)}"] if arm.vs_baseline else []
+    parts = [_told(arm.vs_baseline)] if arm.vs_baseline else []
     parts += ["the baseline"] if arm.arm == verdict.baseline_arm and len(verdict.arms) > 1 else []
-    parts += [f"{arm.vs_untrained.verdict}, {_effect(arm.vs_untrained)}"] if arm.vs_untrained else []
-    needs = _needs(arm.vs_baseline) if arm.vs_baseline else ""
-    return "; ".join([mean, *parts]) + needs
+    parts += [_told(arm.vs_untrained)] if arm.vs_untrained else []
+    return "; ".join([mean, *parts])
+
+
+def _told(found: Comparison) -> str:
+    return f"{found.verdict}, {_effect(found)}{_needs(found)}"
 
 
 def _effect(found: Comparison) -> str:

@@ -88,7 +88,7 @@ def conclude(
     summaries = [_summary(arm, results, name, keys) for arm, results in arms.items()]
     lines = [f"Hypothesis: {hypothesis}"] if hypothesis else []
     lines += search
-    lines += [f"No verdict: {findings.why_not}."] if findings.why_not else findings.lines
+    lines += [*([f"No verdict: {findings.why_not}."] if findings.why_not else []), *findings.lines]
     judged = {arm["arm"] for arm in findings.data.get("verdict", {}).get("arms", [])}
     lines += [_arm_line(summary, name) for summary in summaries if summary.arm not in judged]
     lines += leakage_lines(arms)

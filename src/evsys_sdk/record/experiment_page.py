@@ -160,7 +160,8 @@ def _arm_table(facts: PageFacts) -> list[str]:
 def _arm_row(arm: ArmSummary, judged: Mapping[str, Any] | None, facts: PageFacts) -> list[str]:
     done, n = arm.statuses.count("completed"), len(arm.statuses)
     status = arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {n} completed"
-    name = f"**{arm.arm}**" if arm.arm == facts.conclusion.best_arm else arm.arm
+    is_best = arm.arm == facts.conclusion.best_arm and len(facts.conclusion.arms) > 1
+    name = f"**{arm.arm}**" if is_best else arm.arm
     if judged and judged["mean"] is not None:
         score, tasks = _value(judged["mean"], judged["low"], judged["high"]), str(judged["n_tasks"])
     else:
@@ -266,7 +267,7 @@ def _selection(facts: PageFacts) -> list[str]:
         f"would have to admit that the test set was looked at {_many(n_arms, 'time')} to choose one arm, that the "
         "chosen arm's score there flatters it, and that only tasks nobody has looked at can say how good it is"
     )
-    if facts.conclusion.best_arm is None or n_arms < 2:
+    if not facts.verdict or facts.verdict["winner"] is None or n_arms < 2:
         return [f"{where} That is a test benchmark, and it selects nothing. A choice by it {admit}."]
     by_test = f"{where} That is a test benchmark (`allow_test_selection`): whoever cites this choice {admit}."
     return [by_test + _picked(facts.verdict, n_arms)]

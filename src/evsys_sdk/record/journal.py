@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.errors import EvsysError
+from evsys_sdk.errors import EvsysError, RecordLost
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -117,8 +117,13 @@ class Journal:
             raise EvsysError(f"the experiment's journal {self.path} cannot be used: {exc}") from exc
 
     def write(self, statement: str, values: tuple[Any, ...]) -> None:
-        with self._blamed(), self._lock:
-            self._db.execute(statement, values)
+        """RecordLost when it cannot be kept, as on a full disk."""
+        try:
+            with self._lock:
+                self._db.execute(statement, values)
+        except sqlite3.Error as exc:
+            say = f"the experiment's journal {self.path} cannot be written to: {exc}"
+            raise RecordLost(f"{say}; the same command goes on from what there is") from exc
 
     def read(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._blamed(), self._lock:

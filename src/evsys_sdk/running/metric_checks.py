@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from evsys_sdk import registry
 from evsys_sdk.config.metadata import Hypothesis
 from evsys_sdk.config.models import ExperimentConfig
+from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import EvsysError, Problem, not_known
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import matching
@@ -21,12 +22,19 @@ OURS = "evsys_sdk."
 
 
 def metric_problems(config: ExperimentConfig) -> Iterator[Problem]:
-    """Metrics that no run will have, of an experiment whose runs are scored."""
+    """Metrics that no run will have, of an experiment whose runs are scored; and an untrained model that nobody scores,
+    of a hypothesis about it."""
     scores = scores_of(config)
     for place, name in _named(config) if scores else ():
         if not keys_of(config, name) and not may_be_a_number(config, name):
             message = not_known(name, "metric that these runs will have", [*scores, *NUMBERS])
             yield Problem(path=place, value=name, message=message)
+    hypothesis = config.metadata.hypothesis
+    if isinstance(hypothesis, Hypothesis) and not any(entry.baseline for entry in config.metadata.benchmark):
+        for key, whom in (("arm", hypothesis.prediction.arm), ("vs", hypothesis.prediction.vs)):
+            if whom == UNTRAINED:
+                message = "the untrained model is not scored; set `baseline: true` in an entry of metadata.benchmark"
+                yield Problem(path=f"metadata.hypothesis.prediction.{key}", value=whom, message=message)
 
 
 def _named(config: ExperimentConfig) -> Iterator[tuple[str, str]]:

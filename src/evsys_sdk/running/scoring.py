@@ -188,6 +188,7 @@ async def _score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
     entries = [entry for entry in bench.plan.experiment.metadata.benchmark if entry.baseline]
     for entry in entries:
         if (entry.role, entry.label) in done:
+            _load_quietly(scoring, entry)
             continue
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
@@ -196,6 +197,12 @@ async def _score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
             return await scoring.score_once(entry, await bench.service.create_sampling_client(), step=0)
 
         hooks.add(await guarded(work, name=entry.label, split=entry.role, step=0))
+
+
+def _load_quietly(scoring: Scoring, entry: BenchmarkEntry) -> None:
+    """What an earlier process scored is in the record as well."""
+    with contextlib.suppress(EvsysError):
+        scoring.load(entry)
 
 
 def score_after_training(bench: Workbench, hooks: LoopHooks, trained: RunResult, rows: list[Row]) -> dict[str, float]:
@@ -210,8 +217,7 @@ async def _score_after_training(
     if hooks.ctx.resume:
         hooks.replay_final()
         for entry in bench.plan.experiment.metadata.benchmark:
-            with contextlib.suppress(EvsysError):  # what an earlier process scored is in the record as well
-                scoring.load(entry)
+            _load_quietly(scoring, entry)
     for entry in scoring.outstanding(hooks.of_this_stage(), hooks.weights_step):
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:

@@ -14,7 +14,7 @@ from typing import Any
 from evsys_sdk.config.metadata import Hypothesis, Metadata
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
-from evsys_sdk.eval.hypothesis import judge_hypothesis, predicted_pair
+from evsys_sdk.eval.hypothesis import judge_hypothesis, not_judged, predicted_pair
 from evsys_sdk.eval.judging import judge_arms
 from evsys_sdk.eval.verdict import Verdict
 from evsys_sdk.eval.verdict_text import verdict_lines
@@ -33,10 +33,10 @@ def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) 
     """
     success = metadata.success_metric
     if success is None:
-        return Findings(why_not="no success_metric is named, so arms are not ranked")
+        return _no_verdict("no success_metric is named, so arms are not ranked", metadata)
     keys = score_keys(arms, success.name)
     if not keys:
-        return Findings(why_not=f"no arm has a score for {success.name}")
+        return _no_verdict(f"no arm has a score for {success.name}", metadata)
     baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
     try:
         scores = [_arm_scores(arm, results, keys) for arm, results in arms.items()]
@@ -51,8 +51,17 @@ def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) 
             searched=searched,
         )
     except EvsysError as exc:
-        return Findings(why_not=f"{success.name}: {exc}")
+        return _no_verdict(f"{success.name}: {exc}", metadata)
     return _findings(verdict, metadata, only_test=all(key.startswith("test/") for key in keys))
+
+
+def _no_verdict(why: str, metadata: Metadata) -> Findings:
+    hypothesis, success = metadata.hypothesis, metadata.success_metric
+    if not isinstance(hypothesis, Hypothesis):
+        return Findings(why_not=why)
+    judged = not_judged(hypothesis, success.name if success else "", why)
+    data = {"hypothesis_result": judged.as_dict()}
+    return Findings(why_not=why, lines=[f"The hypothesis is inconclusive: {why}."], data=data)
 
 
 def _findings(verdict: Verdict, metadata: Metadata, *, only_test: bool) -> Findings:

@@ -244,6 +244,16 @@ def test_the_order_of_tasks_and_arms_changes_no_number():
     assert by_name(mixed)["a3"].vs_baseline == by_name(verdict_of(*arms))["a3"].vs_baseline
 
 
+def test_the_interval_of_a_lone_seed_counts_the_luck_that_other_arms_seeds_show():
+    chance, held = np.random.default_rng(4), 0
+    for _ in range(200):
+        luck = chance.normal(0, 0.1, (3, 5, 1))
+        values = (chance.random((3, 5, 100)) < np.clip(0.5 + luck, 0, 1)).astype(float)
+        lone = by_name(verdict_of(arm("lone", values[0, :1]), arm("b", values[1]), arm("c", values[2])))["lone"]
+        held += lone.low <= 0.5 <= lone.high
+    assert held >= 180, "it was 120 when a lone seed's interval knew of tasks only"
+
+
 def test_a_mode_that_there_is_none_of_is_refused():
     with pytest.raises(EvsysError, match=r"'lower' is not a mode; .*known: max, min"):
         verdict_of(arm("a", passes(0.5)), mode="lower")

@@ -92,3 +92,14 @@ def test_a_lucky_seed_of_another_arm_does_not_cost_the_winner_its_score():
         if max(range(4), key=lambda index: arms[index].mean()) == 1:
             misses.append(picked_score(arms) - np.clip(easy + 0.2, 0, 1).mean())
     assert abs(np.mean(misses)) < 0.015, "it was 0.08 when the lucky arm was picked by two of its seeds"
+
+
+def test_a_lone_seed_among_arms_with_several_does_not_flatter_itself():
+    chance, corrected = np.random.default_rng(8), []
+    for _ in range(600):
+        arms = [
+            (chance.random((seeds, 100)) < 0.5 + chance.normal(0, 0.08, (seeds, 1))).astype(float)
+            for seeds in (1, 3, 3, 1, 3, 3)
+        ]
+        corrected.append(picked_score(arms))
+    assert abs(np.mean(corrected) - 0.5) <= 0.01, "its luck is split off by noise of the size that other seeds have"

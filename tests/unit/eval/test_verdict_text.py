@@ -71,6 +71,11 @@ def test_the_untrained_model_stands_beside():
     assert "1 seed; better, +0." in shown and "] to untrained, p < 0.001 after Holm" in shown
 
 
+def test_what_would_settle_it_is_said_of_the_untrained_model_too():
+    shown = text(arm("base", 0.55, 0), untrained={f"t{i:03d}": float(i % 2) for i in range(100)})
+    assert "undecided, " in shown and " to untrained, p " in shown and "would settle it" in shown
+
+
 def test_many_arms_of_one_seed_are_not_all_named():
     shown = text(*(arm(f"a{number}", 0.5, number) for number in range(5)))
     assert "Note: all arms: one seed, so" in shown and "a0, a1" not in shown.split("Note")[1]

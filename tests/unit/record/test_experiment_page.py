@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,15 @@ def test_a_test_benchmark_says_what_a_choice_by_it_would_have_to_admit(tmp_path:
     conclusion = Conclusion(arms=found.conclusion.arms, best_arm=None, text="", metric="test.pass@1")
     text = "\n".join(page(tmp_path, runs=runs, conclusion=conclusion))
     assert "it selects nothing. A choice by it would have to admit that the test set was looked at 2 times" in text
+
+
+def test_where_it_may_select_the_page_does_not_say_that_it_selects_nothing(tmp_path: Path) -> None:
+    found = facts(tmp_path)
+    for result in found.runs:
+        result.metrics = {key.replace("val/", "test/"): value for key, value in result.metrics.items()}
+    conclusion = replace(found.conclusion, best_arm=None, metric="test.pass@1")
+    text = "\n".join(page(tmp_path, runs=found.runs, conclusion=conclusion))
+    assert "selects nothing" not in text and "That is a test benchmark (`allow_test_selection`)" in text
 
 
 def test_a_chain_has_its_matrix_with_forgetting_and_transfer(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import parse_config
 from evsys_sdk.running.metric_checks import metric_problems
 
-VAL = {"name": "tools", "path": "bench", "split": "val"}
+VAL = {"name": "tools", "path": "bench", "split": "val", "baseline": True}
 
 
 def problems(tmp_path, metadata, **run):
@@ -60,3 +60,9 @@ def test_what_an_algorithm_of_the_projects_own_says_is_not_known(tmp_path):
     assert problems(tmp_path, told, algorithm={"kind": "own_for_metric_checks"}) == []
     assert problems(tmp_path, told) != []
     del algorithms.entries["own_for_metric_checks"]
+
+
+def test_an_untrained_model_that_nobody_scores_cannot_be_predicted_about(tmp_path):
+    entry = {key: value for key, value in VAL.items() if key != "baseline"}
+    [(path, message)] = problems(tmp_path, {"benchmark": [entry], "hypothesis": hypothesis("pass@1")})
+    assert path == "metadata.hypothesis.prediction.vs" and "baseline: true" in message

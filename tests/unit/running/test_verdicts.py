@@ -148,6 +148,13 @@ def test_without_a_success_metric_or_a_score_it_says_so():
     assert "no arm has a score for val.pass@1" in _judged({"a": [_run()]}).why_not
 
 
+def test_a_prediction_about_what_nobody_scored_is_inconclusive():
+    prediction = {"arm": "up", "vs": "base", "metric": "pass@1"}
+    found = _judged({"base": [_run()], "up": [_run()]}, hypothesis={"claim": "c", "prediction": prediction})
+    assert found.lines == ["The hypothesis is inconclusive: no arm has a score for val.pass@1."]
+    assert found.data["hypothesis_result"]["outcome"] == "inconclusive" and found.why_not
+
+
 def test_dollars_between_nothing_and_one_are_judged_as_dollars():
     def run(costs):
         rollouts = [Rollout(task_id=str(i), reward=1.0, cost_usd=usd) for i, usd in enumerate(costs)]
