@@ -70,6 +70,12 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     return dict(manifest)
 
 
+def content_hash(folder: Path) -> str:
+    """The same for folders of `write_folder` with the same files in them."""
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
 def _describe(path: Path) -> dict[str, Any]:
     with open(path, "rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()

@@ -7,7 +7,8 @@ surface. One engine per model stays warm and serves every run of the process; a 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import os
+import secrets
 import shutil
 import sys
 import threading
@@ -130,7 +131,6 @@ class LocalService:
         self.engine, self.folder = engine, folder
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evsys-local")
         self.opened: list[Any] = []
-        self.numbers = itertools.count(1)
 
     def create_training_client(self, *, rank: int, seed: int) -> Awaitable[LocalTrainingClient]:
         from evsys_engine.types import LoraSettings
@@ -154,13 +154,10 @@ class LocalService:
         """Sampler weights that are the weighted sum of saved ones; returns their path."""
         from evsys_engine.averaging import average_weights
 
-        folder = self.new_folder(f"{name}-sampler")
-
-        def average() -> str:
+        def average(folder: Path) -> None:
             average_weights([Path(path) for path in paths], shares, folder, self.engine.info)
-            return str(folder)
 
-        return submit(self.worker, average)
+        return self.save(f"{name}-sampler", average)
 
     def discard_weights(self, path: str) -> Awaitable[None]:
         """Delete sampler weights of this run that nobody will ask for again."""
@@ -184,12 +181,21 @@ class LocalService:
         self.opened.append(thing)
         return thing
 
-    def new_folder(self, name: str) -> Path:
-        """A place of its own for saved weights: no checkpoint is ever written over another."""
-        while True:
-            folder = self.folder / f"{name}-{next(self.numbers):04d}"
-            if not folder.exists():
-                return folder
+    def save(self, name: str, write: Callable[[Path], None]) -> Awaitable[str]:
+        """Have weights written; their place is named after what is in it, so that no checkpoint is ever written over
+        another, and the same run, however often it was interrupted, has the same names."""
+        from evsys_engine.folders import content_hash
+
+        def act() -> str:
+            part = self.folder / f".{name}.{secrets.token_hex(4)}.part"
+            write(part)
+            folder = self.folder / f"{name}-{content_hash(part)[:12]}"
+            if folder.exists():  # the same weights, or what is left of them
+                shutil.rmtree(folder)
+            os.replace(part, folder)
+            return str(folder)
+
+        return submit(self.worker, act)
 
     def close(self) -> None:
         self.worker.shutdown(wait=True, cancel_futures=True)
@@ -235,19 +241,10 @@ class LocalTrainingClient:
         return submit(self.worker, lambda: OptimStepOutput(metrics=self.adapter.optim_step(settings)))
 
     def save_state(self, name: str) -> Awaitable[str]:
-        return self._save(self.adapter.save_state, f"{name}-state")
+        return self.service.save(f"{name}-state", self.adapter.save_state)
 
     def save_weights_for_sampler(self, name: str) -> Awaitable[str]:
-        return self._save(self.adapter.save_weights, f"{name}-sampler")
-
-    def _save(self, act: Callable[[Path], None], name: str) -> Awaitable[str]:
-        folder = self.service.new_folder(name)
-
-        def save() -> str:
-            act(folder)
-            return str(folder)
-
-        return submit(self.worker, save)
+        return self.service.save(f"{name}-sampler", self.adapter.save_weights)
 
     def load_state(self, path: str, *, optimizer: bool = True) -> Awaitable[None]:
         return submit(self.worker, lambda: self.adapter.load_state(Path(path), optimizer=optimizer))

@@ -7,11 +7,11 @@ client that saves. The engine's shared model is not touched.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.backends.local import LocalService, submit
+from evsys_sdk.backends.local import LocalService
 from evsys_sdk.errors import BackendError, blame, need
 
 INSIDE = "base_model.model."
@@ -51,7 +51,7 @@ class TrainableCopy:
             snapshot = Snapshot(weights=copied(self._tensors()), moments={}, steps=self.steps)
             save_snapshot(folder, snapshot, self.settings, self.engine.info)
 
-        return self._save(f"{name}-state", write)
+        return self.service.save(f"{name}-state", write)
 
     def save_weights_for_sampler(self, name: str) -> Awaitable[str]:
         """A PEFT folder (rank 0: a whole model), which the local backend samples from."""
@@ -65,16 +65,7 @@ class TrainableCopy:
             else:
                 save_model(folder, self.model, tensors, self.engine.tokenizer, info)
 
-        return self._save(f"{name}-sampler", write)
-
-    def _save(self, name: str, write: Callable[[Path], None]) -> Awaitable[str]:
-        folder = self.service.new_folder(name)
-
-        def save() -> str:
-            write(folder)
-            return str(folder)
-
-        return submit(self.service.worker, save)
+        return self.service.save(f"{name}-sampler", write)
 
     def _load(self) -> Any:
         from evsys_engine.quiet import without_progress_bars
