@@ -9,18 +9,19 @@ import re
 from pathlib import Path
 
 CLOCKS = {"ts", "step_seconds", "tokens_per_second", "seconds", "started", "time_per_task"}
-NOT_COMPARED = ("attempts", "weights", "checkpoints.json")
-"""Earlier attempts, and files whose names are drawn by lot; final weights are compared where a record names them."""
+NOT_COMPARED = ("attempts", "weights")
+"""Earlier attempts; and weights, which are compared where a record names them."""
 
 
 def _scrubbed(value, root: Path):
-    """Without clock readings; a path of weights as the hash of what lies there, any other path without its root."""
+    """Without clock readings; a path of weights as its name and the hash of what lies there, any other path without its
+    root."""
     if isinstance(value, dict):
         return {key: _scrubbed(inner, root) for key, inner in value.items() if str(key).split("/")[-1] not in CLOCKS}
     if isinstance(value, list):
         return [_scrubbed(inner, root) for inner in value]
     if isinstance(value, str) and str(root) in value and "weights" in Path(value).parts:
-        return _content(Path(value))
+        return f"{Path(value).name}: {_content(Path(value))}"
     return _placeless(value, root) if isinstance(value, str) else value
 
 
