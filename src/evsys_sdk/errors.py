@@ -110,6 +110,10 @@ class RecordLost(EvsysError):
     """The runs are done, and what they came to could not be written."""
 
 
+class JournalDamaged(EvsysError):
+    """The journal of an experiment is not what was written."""
+
+
 class Cancelled(EvsysError):
     """The user (SIGINT, SIGTERM) asked the run to stop."""
 

@@ -44,6 +44,7 @@ from evsys_sdk.running.baselines import Baselines, write_rollouts
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
 from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, open_journal, take_up
+from evsys_sdk.running.leakage import forget_benchmarks
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in, summarise
 from evsys_sdk.running.parts import Parts
 from evsys_sdk.running.places import Places
@@ -57,6 +58,8 @@ from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
 DRY_TASKS = 4
+WRITTEN = ("experiment_result.json", "experiment.md", MODEL_ROLLOUTS_FILE, "curves.*", "arms.*")
+"""The ends of the names of an experiment's own files."""
 WHAT_RUNS_READ = ("metadata.benchmark", "data_store", "log_store", "leakage", "search.")
 """Shared settings that runs look at, or a search when it draws them."""
 
@@ -115,7 +118,9 @@ class Experiment:
         output_dir = _made(output_dir)
         lock = output_dir / f".{directory_name(config.name)}.lock"
         with hold(lock, f"experiment {config.name!r} in {output_dir}"), stop_on_signals(StopFlag()) as stop:
-            sweep(output_dir.glob(f".{escape(directory_name(config.name))}.experiment*.part"))
+            stem = escape(directory_name(config.name))
+            sweep(part for what in WRITTEN for part in output_dir.glob(f".{stem}.{what}.*.part"))
+            forget_benchmarks(config)
             return self._run(options, output_dir, facts | {"name": config.name}, started, stop)
 
     def _run(
@@ -223,7 +228,7 @@ class Experiment:
     ) -> PlanArm:
         """What makes an arm, and the place where it stands in the file, into the plans of its runs."""
         steps = [limit for limit in (options.max_steps, DRY_STEPS if options.dry else None) if limit is not None]
-        places = Places(output_dir, self.config.name, line.journal)
+        places = Places(output_dir, self.config.name)
 
         def plan(arm: RunConfig, index: int) -> list[RunPlan]:
             runs = seeds_of(arm, repeats=self.config.n_repeats, base_seed=self.config.base_seed)
@@ -233,7 +238,7 @@ class Experiment:
                     experiment=self.config,
                     run=run,
                     index=index,
-                    run_dir=places.of(f"{self.config.name}/{run.name}", run.name),
+                    run_dir=places.of(run.name),
                     callbacks=callbacks,
                     stop=stop,
                     journal=line.journal,

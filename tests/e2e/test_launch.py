@@ -139,7 +139,7 @@ def test_experiments_with_runs_of_one_name_in_one_folder_keep_their_own(project,
 
     weak, _ = launch("weak", 1e-5)
     strong, said = launch("strong", 1e-1)
-    assert "outputs/r0 is a run of experiment weak" in said and strong["runs"][0]["run_dir"] == "outputs/r0@strong"
+    assert "outputs/r0 is the run weak/r0" in said and strong["runs"][0]["run_dir"] == "outputs/r0@strong"
     again, said = launch("weak", 1e-5)
     assert said.count("is not run again") == 1 and again["runs"] == weak["runs"]
     again, said = launch("strong", 1e-1)

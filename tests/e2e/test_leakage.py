@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from evsys_sdk.experiment import Experiment, RunOptions
+
 TASKS = [
     "Which of the two boats in the harbour was painted first this spring, and why?",
     "How many of the 14 lamps along the pier are still broken after the storm?",
@@ -191,6 +193,28 @@ def test_the_rows_that_a_run_asks_afterwards_count_too(project, minimal_run):
     [audit] = record(project)["leakage"]
     assert (audit["benchmark"], audit["tasks"], audit["kinds"]) == ("eval.eval_data", 1, {"numbers": 1})
     assert audit["leaks"][0]["place"].endswith("data/asked.jsonl, row 1")
+
+
+@pytest.mark.parametrize("row", [{"prompt": ["a", "b"], "expected": "x"}, {"messages": ["hi"], "expected": "x"}])
+def test_rows_to_ask_that_are_odd_are_a_warning_and_not_the_end_of_the_run(project, minimal_run, row):
+    project.write_rows("data/asked.jsonl", [row])
+    asked = {"enabled": True, "metrics": [{"kind": "exact_match"}], "eval_data": {"path": "data/asked.jsonl"}}
+    path = project.config(run=minimal_run(eval=asked))
+    assert "Traceback" not in project.evsys("validate", "--deep", path).stderr
+    project.evsys("run", path, "--steps", "1")
+    found = record(project)
+    assert found["status"] == "completed" and any("eval.eval_data cannot be read" in text for text in found["warnings"])
+
+
+def test_the_benchmark_is_read_anew_when_an_experiment_is_run_again(project, bench, monkeypatch):
+    monkeypatch.chdir(project.root)
+    experiment = Experiment.from_yaml(project.config(metadata=bench))
+    experiment.run(RunOptions(max_steps=1))
+    plan = {"kind": "in_process", "fn_name": "exact_match", "expected": "x"}
+    tasks = [{"task_id": str(n), "instruction": text, "verifier": plan} for n, text in enumerate([*TASKS, "say red"])]
+    project.write_rows("bench/tasks.jsonl", tasks)
+    result = experiment.run(RunOptions(max_steps=1, fresh=True))
+    assert [audit["n_tasks"] for audit in result.runs[0].extras["leakage"]] == [4]
 
 
 def test_rows_from_the_template_of_the_tasks_are_spoken_of_but_are_no_leak(project):

@@ -190,9 +190,11 @@ class LocalService:
             part = self.folder / f".{name}.{secrets.token_hex(4)}.part"
             write(part)
             folder = self.folder / f"{name}-{content_hash(part)[:12]}"
+            aside = part.with_name(f"{part.name}.part")
             if folder.exists():  # the same weights, or what is left of them
-                shutil.rmtree(folder)
+                os.replace(folder, aside)
             os.replace(part, folder)
+            shutil.rmtree(aside, ignore_errors=True)
             return str(folder)
 
         return submit(self.worker, act)

@@ -199,7 +199,7 @@ class _Search:
         for text, from_prompt in row_texts(row).items():
             if text in self._without_match:
                 continue
-            before = len(found)
+            matched = False
             for reading in readings_of(text, from_prompt, self.longest):
                 run = reading.run
                 hits = self.grams.intersection(zip(run, run[1:], run[2:], run[3:], run[4:], strict=False))
@@ -208,7 +208,8 @@ class _Search:
                 for number, index in enumerate(self.indexes):
                     if matches := index.matches(reading, hits if self.is_one else hits & index.grams):
                         found.setdefault(number, []).extend(matches)
-            if len(found) == before and len(text) >= _LONG:
+                        matched = True
+            if not matched and len(text) >= _LONG:
                 self._remember(text)
         return found
 

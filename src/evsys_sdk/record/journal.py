@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.errors import EvsysError, RecordLost
+from evsys_sdk.errors import EvsysError, JournalDamaged, RecordLost
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -67,11 +67,13 @@ class Journal:
         assert last is not None
         return last
 
-    def copy(self, source: RunJournal, run: str, fingerprint: str) -> RunJournal:
-        """All that counts of an attempt in another journal as a new attempt at `run`, whole or not at all."""
+    def copy(self, source: RunJournal, run: str, fingerprint: str, *, note: Event) -> RunJournal:
+        """All that counts of an attempt in another journal as a new attempt at `run`, with a note that it is a copy;
+        whole or not at all."""
         columns = "kind, key, at, data"
         query = f"SELECT {columns} FROM events WHERE run = ? AND attempt = ? AND superseded = 0 ORDER BY id"
         rows = source.journal.read(query, (source.run, source.attempt))
+        rows.append((note.kind, note.key, note.at, json.dumps(note.data)))
         with self._blamed(), self._lock, self._db:
             self._db.execute("BEGIN")
             [(last,)] = self._db.execute("SELECT coalesce(max(attempt), 0) FROM attempts WHERE run = ?", (run,))
@@ -103,7 +105,7 @@ class Journal:
         """EvsysError when the file is damaged."""
         [(found,)] = self.read("PRAGMA quick_check(1)", ())
         if found != "ok":
-            raise EvsysError(f"the experiment's journal {self.path} is damaged: {found}")
+            raise JournalDamaged(f"the experiment's journal {self.path} is damaged: {found}")
 
     def close(self) -> None:
         with self._lock:
@@ -114,16 +116,21 @@ class Journal:
         try:
             yield
         except sqlite3.Error as exc:
-            raise EvsysError(f"the experiment's journal {self.path} cannot be used: {exc}") from exc
+            raise self._error(exc) from exc
+
+    def _error(self, exc: sqlite3.Error) -> EvsysError:
+        """What it means: a full disk, a file that is no journal (any more), or something else."""
+        name = getattr(exc, "sqlite_errorname", "")
+        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+            say = f"the experiment's journal {self.path} cannot be written to: {exc}"
+            return RecordLost(f"{say}; the same command goes on from what there is")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            return JournalDamaged(f"the experiment's journal {self.path} cannot be used: {exc}")
+        return EvsysError(f"the experiment's journal {self.path} cannot be used: {exc}")
 
     def write(self, statement: str, values: tuple[Any, ...]) -> None:
-        """RecordLost when it cannot be kept, as on a full disk."""
-        try:
-            with self._lock:
-                self._db.execute(statement, values)
-        except sqlite3.Error as exc:
-            say = f"the experiment's journal {self.path} cannot be written to: {exc}"
-            raise RecordLost(f"{say}; the same command goes on from what there is") from exc
+        with self._blamed(), self._lock:
+            self._db.execute(statement, values)
 
     def read(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._blamed(), self._lock:

@@ -18,6 +18,8 @@ from pathlib import Path
 from evsys_sdk.errors import EvsysError, RunLocked
 
 LOCK_FILE = ".lock"
+OWNER_FILE = ".owner"
+"""Names the run that the directory belongs to, for good."""
 ATTEMPTS = "attempts"
 LOOKS, LOOK_SECONDS = 3, 0.02
 LONGEST_NAME = 400
@@ -32,7 +34,7 @@ def open_run_dir(path: Path) -> Iterator[Path]:
     except OSError as exc:
         raise EvsysError(f"cannot use run directory {path}: {exc.strerror}") from exc
     with hold(path / LOCK_FILE, f"run directory {path}"):
-        sweep([*path.glob(".*.part"), *path.glob("*/.*.part")])
+        sweep([part for part in path.rglob(".*.part") if ATTEMPTS not in part.relative_to(path).parts])
         yield path
 
 
@@ -105,7 +107,7 @@ def held_by(lock: Path) -> str | None:
 
 def set_aside(path: Path, *, keep: Iterable[str] = ()) -> Path | None:
     """Move what an earlier attempt left, but for the entries to `keep`, into `attempts/<number>`; returns that."""
-    stay = {LOCK_FILE, ATTEMPTS, *keep}
+    stay = {LOCK_FILE, OWNER_FILE, ATTEMPTS, *keep}
     earlier = [entry for entry in path.iterdir() if entry.name not in stay]
     if not earlier:
         return None

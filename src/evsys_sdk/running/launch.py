@@ -11,6 +11,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from evsys_sdk.config.source import remember, source_of
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.data.sources import open_source
 from evsys_sdk.data.workspace import Workspace
-from evsys_sdk.errors import EvsysError, shorten
+from evsys_sdk.errors import EvsysError, JournalDamaged, shorten
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import DataStore
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
+from evsys_sdk.record.stored import StoredJournal
 from evsys_sdk.running.scoring import find_benchmark
 
 WATCHING = frozenset(
@@ -74,9 +76,9 @@ def open_journal(path: Path, *, fresh: bool) -> Journal:
             journal.close()
             raise
         return journal
-    except EvsysError as exc:
-        if not fresh or not path.is_file():
-            raise EvsysError(f"{exc}\nnext: the same command with --fresh sets it aside and begins anew") from exc
+    except JournalDamaged as exc:
+        if not fresh:
+            raise JournalDamaged(f"{exc}\nnext: the same command with --fresh sets it aside and begins anew") from exc
         aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
         for ending in ("", "-wal", "-shm"):
             if (file := path.with_name(path.name + ending)).exists():
@@ -127,12 +129,9 @@ def _launched(path: Path) -> Facts | None:
     """What the experiment behind this journal was launched with; None where nothing was."""
     if not path.is_file():
         return None
-    journal = Journal(path)
-    try:
+    with closing(StoredJournal(path)) as journal:
         line = journal.latest(EXPERIMENT)
         return _plan(line) if line is not None else None
-    finally:
-        journal.close()
 
 
 def _plan(line: RunJournal) -> Facts:

@@ -26,7 +26,7 @@ from evsys_sdk.data.leakage import SAMPLE_ROWS, Audit, Suite, audit_suites, plai
 from evsys_sdk.data.rows import LoadedRows, load_rows
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
-from evsys_sdk.errors import DataError, EvsysError
+from evsys_sdk.errors import DataError, EvsysError, blame
 from evsys_sdk.eval.benchmark import Benchmark
 from evsys_sdk.eval.row_eval import question_of
 from evsys_sdk.logs import get_logger
@@ -103,6 +103,15 @@ class _LastAsked:
                     self._kept.popitem(last=False)
             return self._kept[id(config)][1]
 
+    def forget(self, config: ExperimentConfig) -> None:
+        with self._lock:
+            self._kept.pop(id(config), None)
+
+
+def forget_benchmarks(config: ExperimentConfig) -> None:
+    """Their files may have changed since this experiment was run the last time."""
+    _BENCHMARKS.forget(config)
+
 
 def known_benchmarks(config: ExperimentConfig) -> tuple[list[Known], list[str]]:
     """The experiment's benchmarks, then the newest versions of the workspace's others; and which cannot be read."""
@@ -147,7 +156,8 @@ def eval_suite(data: DataConfig, config: ExperimentConfig, store: DataStore) -> 
     """The questions of `eval.eval_data` as a benchmark."""
     source = source_of(config)
     loaded = load_rows(data, store=store, folders=search_folders(source), workspace=Workspace.find(source.folder))
-    tasks = [_as_task(row, index) for index, row in enumerate(loaded.rows)]
+    with blame(DataError, f"reading the questions of {EVAL_DATA}"):
+        tasks = [_as_task(row, index) for index, row in enumerate(loaded.rows)]
     places = [f"{loaded.source}, row {index}" for index in range(len(tasks))]
     return Known(suite=Suite(name=EVAL_DATA, tasks=tasks, places=places), sha256=f"{EVAL_DATA} {_digest(loaded.rows)}")
 

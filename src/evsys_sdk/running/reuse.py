@@ -19,7 +19,7 @@ from evsys_sdk.atomic import write_json
 from evsys_sdk.constants import JOURNAL_FILE, RUN_RESULT_FILE
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.record.environment import config_hash
-from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.record.journal import Event, Journal, RunJournal
 from evsys_sdk.record.run_dir import set_aside
 from evsys_sdk.record.stored import StoredJournal
 
@@ -101,7 +101,7 @@ def adopt(found: Found, journal: Journal, run_id: str, fingerprint: str, run_dir
     experiment, _, run = run_id.rpartition("/")
     names = {"run_id": run_id, "experiment": experiment, "run": run, "reused_from": str(found.run_dir)}
     write_json(run_dir / RUN_RESULT_FILE, {**found.result, **names})
+    places = {"from": str(found.run_dir), "run_dir": str(run_dir.absolute())}
+    note = Event(kind=REUSED, key="0", at=0, data=places)
     with closing(StoredJournal(found.journal)) as source:
-        line = journal.copy(RunJournal(source, found.run, found.attempt), run_id, fingerprint)
-    line.add(REUSED, {"from": str(found.run_dir), "run_dir": str(run_dir.absolute())}, at=0)
-    return line
+        return journal.copy(RunJournal(source, found.run, found.attempt), run_id, fingerprint, note=note)

@@ -18,7 +18,7 @@ from typing import Any
 
 from evsys_sdk.atomic import read_object
 from evsys_sdk.constants import RUN_RESULT_FILE
-from evsys_sdk.errors import EvsysError
+from evsys_sdk.errors import EvsysError, JournalDamaged
 from evsys_sdk.record.history import Entry, read_record
 from evsys_sdk.record.index import stat_of
 from evsys_sdk.record.journal import EXPERIMENT
@@ -150,8 +150,10 @@ def _damage(journal: Path) -> str | None:
     try:
         with closing(StoredJournal(journal)) as opened:
             opened.check()
-    except EvsysError as exc:
+    except JournalDamaged as exc:
         return str(exc)
+    except EvsysError:  # it cannot be read at the moment
+        return None
     return None
 
 

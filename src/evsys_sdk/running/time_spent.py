@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from evsys_sdk.record.index import stat_of
 from evsys_sdk.record.journal import RunJournal
 
 PROCESS = "process"
@@ -18,8 +19,8 @@ PROCESS = "process"
 
 def last_written(journal: Path) -> float | None:
     """When somebody wrote to this journal last, by the file system's clock; None where there is none yet."""
-    times = [path.stat().st_mtime for path in (journal, journal.with_name(f"{journal.name}-wal")) if path.exists()]
-    return max(times, default=None)
+    files = (stat_of(journal), stat_of(journal.with_name(f"{journal.name}-wal")))
+    return max((found.st_mtime for found in files if found), default=None)
 
 
 def seconds_until(line: RunJournal, moment: float | None) -> float:

@@ -115,3 +115,12 @@ def test_very_short_tasks_are_found_as_they_are_and_do_not_make_every_row_a_copy
     training = rows([*other_text(200, seed=11), "hi there, how are you today", "Why not? Because it rains.", "2 + 3 ="])
     assert audit_rows(training, tasks(short), benchmark="b").rows <= 0.01 * len(training)
     assert audit_rows([*training, *rows(["2+2="])], tasks(short), benchmark="b").kinds == {"normalised": 1}
+
+
+def test_the_order_of_rows_changes_nothing():
+    short, long = other_text(2, seed=12)
+    wrapped = f"{long} {' '.join(other_text(3, seed=13))}"
+    both, one = {"prompt": short, "completion": wrapped}, {"prompt": wrapped, "completion": "ok"}
+    suite = tasks([short, long])
+    first, last = (audit_rows(given, suite, benchmark="b") for given in ([both, *[one] * 5], [*[one] * 5, both]))
+    assert first.rows == last.rows == 6 and first.tasks == last.tasks == 2
