@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra ray")
 
 WAIT_SECONDS = 180
+OWN_RAY = {"kind": "ray", "params": {"address": "local"}}
+"""Without an address it would join a cluster that another test has on this machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +163,7 @@ def test_callbacks_budget_and_failures_with_a_ray_of_its_own(project, minimal_ru
         ],
         callbacks=[{"kind": "notes"}, watch],
         budget={"steps": 6},
-        launcher={"kind": "ray"},
+        launcher=OWN_RAY,
     )
     done = project.evsys("run", config, "--json")
     summary = json.loads(done.stdout)
@@ -184,7 +186,7 @@ def test_callbacks_budget_and_failures_with_a_ray_of_its_own(project, minimal_ru
 def test_stopping_reaches_the_workers_and_another_launcher_goes_on(project, minimal_run):
     params = {"max_steps": 60, "batch_size": 4, "save_every": 2}
     run = minimal_run(algorithm__params=params, backend__params={"latency_ms": 50})
-    process = project.start("run", project.config(run=run, launcher={"kind": "ray"}), "--json")
+    process = project.start("run", project.config(run=run, launcher=OWN_RAY), "--json")
     _wait_until(lambda: _progress(project.root / "outputs").get("hello_sft/r0", 0) >= 3, process)
     process.send_signal(signal.SIGTERM)
     told, _ = process.communicate(timeout=WAIT_SECONDS)
