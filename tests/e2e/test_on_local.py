@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -73,3 +75,19 @@ def test_a_chain_of_trl_stages_hands_weights_on_is_scored_and_stays_quiet(projec
     left = {found.name for found in project.root.iterdir()}
     assert left <= {"data", "bench", "config.yaml", "outputs", ".evsys", "hf"}
     assert not [found for found in (project.root / "hf").rglob("*") if found.is_file()], "nothing outside the run"
+
+
+def test_a_chain_of_trl_stages_that_was_killed_at_its_very_end_keeps_what_it_told(project, minimal_run):
+    pytest.importorskip("trl")
+    algorithm = {"kind": "local_sft", "params": {"max_steps": 2, "batch_size": 24, "learning_rate": 1e-2}}
+    run = _run(minimal_run, algorithm)
+    data = run.pop("data")
+    run["continual"] = {"stages": [{"name": "one", "data": data}, {"name": "two", "data": data}]}
+    path = project.config(run=run)
+    project.evsys("run", path, check=True)
+    before = [row | {"ts": 0} for row in project.metrics()]
+    (project.root / "outputs/r0/run_result.json").unlink()
+    with closing(sqlite3.connect(project.root / "outputs/hello_sft.journal.sqlite")) as db, db:
+        db.execute("DELETE FROM events WHERE kind = 'end'")
+    again = project.evsys("run", path, check=True)
+    assert [row | {"ts": 0} for row in project.metrics()] == before and "it starts again" not in again.stderr

@@ -155,7 +155,9 @@ class TrlLoop(Loop):
         if self.ctx.hooks:
             step = self.result.steps
             await self.ctx.hooks.resumed(
-                KeptWeights(step=step, state=last.state, sampler=last.sampler, metrics=dict(last.metrics))
+                KeptWeights(
+                    step=step, state=last.state, sampler=last.sampler, metrics=dict(last.metrics), final=last.final
+                )
                 if last and step
                 else KeptWeights(step=0)
             )
