@@ -34,8 +34,8 @@ def _content(path: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def record_tree(folder: Path):
-    """Every record below `folder`, by its path."""
+def record_tree(folder: Path, *, without: str = ""):
+    """Every record below `folder`, by its path; `without` is a key that is left out wherever it stands."""
     found = {}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
@@ -43,7 +43,7 @@ def record_tree(folder: Path):
             continue  # the log is what the processes said, each of them
         if any(part in NOT_COMPARED for part in inside.parts):
             continue
-        found[str(inside)] = _records(file, folder)
+        found[str(inside)] = _left_out(_records(file, folder), without) if without else _records(file, folder)
     return found
 
 
@@ -58,3 +58,17 @@ def _records(file: Path, root: Path):
     if file.suffix == ".csv":
         return [str(_scrubbed(row, root)) for row in csv.DictReader(text.splitlines())]
     return _placeless(re.sub(r"\d+(\.\d+)? s\b", "", text), root)
+
+
+def _left_out(records, key: str):
+    """The same without what stands under this key, also inside lines of JSON."""
+    if isinstance(records, dict):
+        return {name: _left_out(value, key) for name, value in records.items() if name != key}
+    if isinstance(records, list):
+        return [_left_out(value, key) for value in records]
+    if isinstance(records, str) and records.startswith("{") and f'"{key}"' in records:
+        try:
+            return json.dumps(_left_out(json.loads(records), key))
+        except ValueError:
+            return records
+    return records
