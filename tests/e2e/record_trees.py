@@ -8,18 +8,19 @@ import json
 import re
 from pathlib import Path
 
-CLOCKS = {"ts", "step_seconds", "tokens_per_second", "seconds", "started", "time_per_task"}
+CLOCKS = frozenset(("ts", "step_seconds", "tokens_per_second", "seconds", "started", "time_per_task"))
 NOT_COMPARED = ("attempts", "weights")
 """Earlier attempts; and weights, which are compared where a record names them."""
 
 
-def _scrubbed(value, root: Path):
-    """Without clock readings; a path of weights as its name and the hash of what lies there, any other path without its
-    root."""
+def _scrubbed(value, root: Path, ignored: frozenset[str]):
+    """Without what stands under ignored keys; a path of weights as its name and the hash of what lies there, any other
+    path without its root."""
     if isinstance(value, dict):
-        return {key: _scrubbed(inner, root) for key, inner in value.items() if str(key).split("/")[-1] not in CLOCKS}
+        kept = {key: inner for key, inner in value.items() if str(key).split("/")[-1] not in ignored}
+        return {key: _scrubbed(inner, root, ignored) for key, inner in kept.items()}
     if isinstance(value, list):
-        return [_scrubbed(inner, root) for inner in value]
+        return [_scrubbed(inner, root, ignored) for inner in value]
     if isinstance(value, str) and str(root) in value and "weights" in Path(value).parts:
         return f"{Path(value).name}: {_content(Path(value))}"
     return _placeless(value, root) if isinstance(value, str) else value
@@ -35,40 +36,26 @@ def _content(path: Path) -> str:
 
 
 def record_tree(folder: Path, *, without: str = ""):
-    """Every record below `folder`, by its path; `without` is a key that is left out wherever it stands."""
-    found = {}
+    """Every record below `folder`, by its path, without clock readings; `without` is another key to leave out."""
+    found, ignored = {}, CLOCKS | {without}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
         if not file.is_file() or ".sqlite" in file.name or file.name.startswith(".") or file.suffix == ".log":
             continue  # the log is what the processes said, each of them
         if any(part in NOT_COMPARED for part in inside.parts):
             continue
-        found[str(inside)] = _left_out(_records(file, folder), without) if without else _records(file, folder)
+        found[str(inside)] = _records(file, folder, ignored)
     return found
 
 
-def _records(file: Path, root: Path):
+def _records(file: Path, root: Path, ignored: frozenset[str]):
     if file.suffix == ".png":
         return hashlib.sha256(file.read_bytes()).hexdigest()
     text = file.read_text()
     if file.suffix == ".json":
-        return _scrubbed(json.loads(text), root)
+        return _scrubbed(json.loads(text), root, ignored)
     if file.suffix == ".jsonl":
-        return [json.dumps(_scrubbed(json.loads(line), root)) for line in text.splitlines()]
+        return [json.dumps(_scrubbed(json.loads(line), root, ignored)) for line in text.splitlines()]
     if file.suffix == ".csv":
-        return [str(_scrubbed(row, root)) for row in csv.DictReader(text.splitlines())]
+        return [str(_scrubbed(row, root, ignored)) for row in csv.DictReader(text.splitlines())]
     return _placeless(re.sub(r"\d+(\.\d+)? s\b", "", text), root)
-
-
-def _left_out(records, key: str):
-    """The same without what stands under this key, also inside lines of JSON."""
-    if isinstance(records, dict):
-        return {name: _left_out(value, key) for name, value in records.items() if name != key}
-    if isinstance(records, list):
-        return [_left_out(value, key) for value in records]
-    if isinstance(records, str) and records.startswith("{") and f'"{key}"' in records:
-        try:
-            return json.dumps(_left_out(json.loads(records), key))
-        except ValueError:
-            return records
-    return records

@@ -60,6 +60,14 @@ def at_step(project, step):
     return told(project, "status", "hello_sft")
 
 
+def killed(project, path):
+    """The status of an experiment that was launched and killed in the midst of it."""
+    launch = told(project, "run", path, "--detach")
+    at_step(project, 7)
+    os.kill(launch["pid"], signal.SIGKILL)
+    return wait_for(lambda: (found := told(project, "status", "hello_sft"))["holder"] is None and found)
+
+
 DAWDLE = """
 import time
 from pathlib import Path
@@ -133,11 +141,7 @@ def test_the_launch_record_comes_before_the_training_is_over(project, slow):
 
 def test_a_killed_one_is_interrupted_and_goes_on(project, slow):
     path = slow(steps=60, latency=30)
-    launch = told(project, "run", path, "--detach")
-    journal = project.root / "outputs/hello_sft.journal.sqlite"
-    wait_for(lambda: any(run.step >= 7 for run in progress_in(journal)))
-    os.kill(launch["pid"], signal.SIGKILL)
-    status = wait_for(lambda: (found := told(project, "status", "hello_sft"))["holder"] is None and found)
+    status = killed(project, path)
     assert status["state"] == "interrupted" and status["runs"][0]["status"] == "interrupted"
     assert status["next"] == [f"evsys run {path} --detach --json"]
     stopped = project.evsys("stop", "hello_sft")
@@ -153,11 +157,8 @@ def test_a_killed_one_is_interrupted_and_goes_on(project, slow):
 
 def test_where_the_journal_is_torn_only_a_fresh_start_is_advised(project, slow):
     path = slow(steps=60, latency=30)
-    launch = told(project, "run", path, "--detach")
+    killed(project, path)
     journal = project.root / "outputs/hello_sft.journal.sqlite"
-    wait_for(lambda: any(run.step >= 7 for run in progress_in(journal)))
-    os.kill(launch["pid"], signal.SIGKILL)
-    wait_for(lambda: told(project, "status", "hello_sft")["holder"] is None)
     with closing(sqlite3.connect(journal)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     os.truncate(journal, journal.stat().st_size // 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -78,22 +78,14 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
     turned = found is not None and found.arm != prediction.arm
     low, high = (found.low, found.high) if found else (None, None)
     difference = found.difference if found else None
-    return HypothesisResult(
-        claim=hypothesis.claim,
-        prediction=str(prediction),
+    return replace(
+        not_judged(hypothesis, verdict.metric, why),
         outcome=outcome,
-        why=why,
-        fingerprint=fingerprint(hypothesis),
-        metric=prediction.metric or verdict.metric,
-        arm=prediction.arm,
         vs=vs,
-        direction=prediction.direction,
-        at_least=prediction.at_least,
         difference=_negated(difference) if turned else difference,
         low=_negated(high) if turned else low,
         high=_negated(low) if turned else high,
         n_tasks=found.n_tasks if found else 0,
-        confidence=hypothesis.confidence,
         brier=_brier(hypothesis.confidence, outcome),
     )
 
