@@ -2,9 +2,11 @@
 
 In: prompts, then one token per row and step. Out: logits. Weights are a snapshot with the adapter merged in, q/k/v
 and gate/up fused. Prompts lie end to end in one matrix, without padding; rows of similar prompt length share a
-`Group` with a preallocated key/value cache, from which finished rows are dropped. Rotary positions are inside the
-keys, so a row's gap between its prompt and its first new token (where a longer neighbour's prompt still goes on) is
-only masked, never moved.
+`Group` with a preallocated key/value cache, from which finished rows are dropped.
+
+On a CPU a row's logits are the same to the last bit whatever rows share the step, so a rollout can be repeated in other
+company. Three things make it so: products never see fewer than two rows (`merging`), a row's keys lie at its own
+positions with nothing but masked zeros behind them, and values are summed up in blocks of one size, from the first on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from evsys_engine.merging import MergedWeights, Product, product
 
@@ -28,8 +30,8 @@ PREFILL_TOKENS = 2048
 """Prompt tokens computed at once."""
 HEAD_BYTES = 64 << 20
 """Logits of a prompt held at once."""
-GROWTH = 64
-"""Slots added at least when a cache is full."""
+BLOCK = 128
+"""Slots whose values are summed up in one product; a cache has a whole number of them."""
 
 Watch = Callable[[int, Tensor], None]
 """`watch(position, logits)`: what the model said at `position` of a prompt and at those after it."""
@@ -70,30 +72,31 @@ class Group:
     """Rows that decode together: their keys and values, and where each of them is."""
 
     cache: list[Tensor]
-    """Per layer [2, rows, kv heads, slots, size]."""
+    """Per layer [2, rows, kv heads, slots, size]; a row's slots are its positions, zero where it has not been yet."""
     positions: Tensor
     """[rows], of each row's next token."""
-    used: int
-    """Slots that hold something."""
-    mask: Tensor | None
-    """[rows, slots], minus infinity in the gaps; None if there are none."""
+    longest: int
+    """The highest of them."""
 
     @property
     def size(self) -> int:
         return len(self.positions)
 
-    def take_slot(self) -> None:
-        if self.used == self.cache[0].shape[3]:
-            self._grow(max(GROWTH, self.used // 2))
-        self.used += 1
+    @property
+    def slots(self) -> int:
+        """Those that are looked at when every row has taken its next token."""
+        return whole_blocks(self.longest + 1)
 
-    def _grow(self, more: int) -> None:
-        for i, old in enumerate(self.cache):  # layer by layer: only one is there twice
-            new = old.new_empty((*old.shape[:3], old.shape[3] + more, old.shape[4]))
-            new[:, :, :, : self.used] = old[:, :, :, : self.used]
-            self.cache[i] = new
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_zeros(len(self.mask), more)], dim=1)
+    def make_room(self) -> None:
+        """Have a slot for the next token of every row."""
+        have = self.cache[0].shape[3]
+        if self.slots > have:
+            more = max(BLOCK, whole_blocks(have // 2))
+            for i, old in enumerate(self.cache):  # layer by layer: only one is there twice
+                self.cache[i] = pad(old, (0, 0, 0, more))
+
+    def move_on(self) -> None:
+        self.positions, self.longest = self.positions + 1, self.longest + 1
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drop all others. Returns which row is now where: the last ones move into the holes."""
@@ -107,8 +110,7 @@ class Group:
                 layer[:, holes] = layer[:, movers]
             self.cache[i] = layer[:, : len(rows)]
         self.positions = self.positions[order]
-        if self.mask is not None:
-            self.mask = self.mask[order]
+        self.longest = int(self.positions.max())
         return order
 
 
@@ -127,25 +129,18 @@ class Prefilled:
     def open(self, which: Sequence[int], room: int) -> Group:
         """Rows that go on from these prompts (a number may come more than once), with `room` slots to begin with."""
         lengths = [self.lengths[i] for i in which]
-        longest = max(lengths)
-        cache = [self._spread(layer, which, longest, room) for layer in range(len(self.chunks[0]))]
-        positions = torch.tensor(lengths, device=self.logits.device)
-        mask = None
-        if min(lengths) < longest:
-            slots = torch.arange(longest + room, device=positions.device)
-            gap = (slots >= positions[:, None]) & (slots < longest)
-            mask = torch.zeros(gap.shape, dtype=cache[0].dtype, device=gap.device).masked_fill_(gap, -torch.inf)
-        return Group(cache, positions, longest, mask)
+        slots = whole_blocks(max(lengths) + room)
+        cache = [self._spread(layer, which, slots) for layer in range(len(self.chunks[0]))]
+        return Group(cache, torch.tensor(lengths, device=self.logits.device), max(lengths))
 
-    def _spread(self, layer: int, which: Sequence[int], longest: int, room: int) -> Tensor:
+    def _spread(self, layer: int, which: Sequence[int], slots: int) -> Tensor:
         _, _, heads, size = self.chunks[0][layer].shape
-        new = self.chunks[0][layer].new_empty((2, len(which), heads, longest + room, size))
+        new = self.chunks[0][layer].new_zeros((2, len(which), heads, slots, size))
         row = 0
         for prompt, same in groupby(which):
             rows, (chunk, start), length = len(list(same)), self.places[prompt], self.lengths[prompt]
             part = self.chunks[chunk][layer][start : start + length].permute(1, 2, 0, 3)
             new[:, row : row + rows, :, :length] = part[:, None]
-            new[:, row : row + rows, :, length:longest] = 0  # masked, but must be finite
             row += rows
         return new
 
@@ -196,13 +191,13 @@ class LlamaDecoder:
     @torch.inference_mode()
     def step(self, groups: Sequence[Group], tokens: Sequence[int]) -> Tensor:
         """Feed one token to every row of every group; the logits after it [rows, vocabulary]."""
-        positions = torch.cat([group.positions for group in groups])
         for group in groups:
-            group.take_slot()
-        masks = [self._score_mask(group) for group in groups]
+            group.make_room()
+        masks = [self._mask(group) for group in groups]
+        positions = torch.cat([group.positions for group in groups])
         hidden = self._run(torch.tensor(tokens, device=self.device), positions, partial(self._attend, groups, masks))
         for group in groups:
-            group.positions = group.positions + 1
+            group.move_on()
         return self._head(hidden)
 
     def _read(self, prompts: list[Sequence[int]], lengths: list[int], kept: list[Tensor] | None) -> Tensor:
@@ -262,29 +257,41 @@ class LlamaDecoder:
             start += count * length
         return torch.cat(out)
 
-    def _attend(self, groups: Sequence[Group], masks: list[Tensor | None], layer: int, qkv: Tensor) -> Tensor:
+    def _attend(self, groups: Sequence[Group], masks: list[Tensor], layer: int, qkv: Tensor) -> Tensor:
         """Each row looks at its own past. Query heads that share a key head are rows of one small product."""
         queries = qkv[:, : self.heads] * self._scale
-        fresh = qkv[:, self.heads :].unflatten(1, (2, self.kv_heads)).transpose(0, 1)
+        fresh = qkv[:, self.heads :].unflatten(1, (2, self.kv_heads))
         out, start = [], 0
         for group, mask in zip(groups, masks, strict=True):
             stop = start + group.size
             cache = group.cache[layer]
-            cache[:, :, :, group.used - 1] = fresh[:, start:stop]
-            keys, values = cache.flatten(1, 2)[:, :, : group.used]
+            cache[:, torch.arange(group.size, device=self.device), :, group.positions] = fresh[start:stop]
+            keys, values = cache.flatten(1, 2)
             q = queries[start:stop].view(-1, self.heads // self.kv_heads, self.head_size)
-            past = keys.transpose(1, 2)
-            scores = torch.bmm(q, past) if mask is None else torch.baddbmm(mask, q, past)
-            out.append(torch.bmm(torch.softmax(scores, -1), values).view(group.size, -1))
+            weights = torch.softmax(torch.baddbmm(mask, q, keys[:, : group.slots].transpose(1, 2)), -1)
+            out.append(weighted(weights, values).view(group.size, -1))
             start = stop
         return out[0] if len(out) == 1 else torch.cat(out)
 
-    def _score_mask(self, group: Group) -> Tensor | None:
-        if group.mask is None:
-            return None
-        ahead = group.mask[:, None, None, : group.used]
-        shape = (group.size, self.kv_heads, self.heads // self.kv_heads, group.used)
-        return ahead.expand(shape).reshape(-1, *shape[2:])
+    def _mask(self, group: Group) -> Tensor:
+        """[rows * kv heads, 1, slots], minus infinity where a row has not been yet."""
+        ahead = torch.arange(group.slots, device=self.device) > group.positions[:, None]
+        mask = torch.zeros(ahead.shape, dtype=group.cache[0].dtype, device=self.device)
+        return mask.masked_fill_(ahead, -torch.inf).repeat_interleave(self.kv_heads, 0)[:, None]
+
+
+def whole_blocks(slots: int) -> int:
+    return -(-slots // BLOCK) * BLOCK
+
+
+def weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """weights [n, queries, slots] @ values [n, slots or more, size]. How a library splits a long sum depends on its
+    length, and so on the longest neighbour; blocks of one size, one after the other, do not."""
+    total = torch.bmm(weights[:, :, :BLOCK], values[:, :BLOCK])
+    for start in range(BLOCK, weights.shape[2], BLOCK):
+        block = slice(start, start + BLOCK)
+        total.baddbmm_(weights[:, :, block], values[:, block])
+    return total
 
 
 def _layer(weights: MergedWeights, name: str) -> Layer:

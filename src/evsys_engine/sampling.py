@@ -2,8 +2,10 @@
 
 In: `SampleRequest`s. Out: `SampleResult`s. A row (one completion) is admitted, decoded together with all others, and
 leaves when it is done; its place goes to the next one that waits. What a row draws depends on its own seed and number
-alone. One caveat: a matrix product over 8 rows may round differently from one over 16, so where two tokens are within
-rounding of each other's place in the CDF (about 1e-6 of the mass), company can change a draw.
+alone. Which rows are in a batch is up to the clock: on a CPU, `decoder` gives each of them the same bits in any
+company. With `model_decoder`, or on a GPU, a product over 8 rows may round differently from one over 16: log
+probabilities then differ in their last digits, and where two tokens are within rounding of each other's place in the
+CDF (about 1e-6 of the mass), a draw.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class Project:
         result: dict[str, Any] = json.loads((self.root / output_dir / run / "run_result.json").read_text())
         return result
 
-    def metrics(self, run: str = "r0") -> list[dict[str, Any]]:
-        lines = (self.root / "outputs" / run / "logs" / "metrics.jsonl").read_text().splitlines()
+    def metrics(self, run: str = "r0", *, folder: str = "outputs") -> list[dict[str, Any]]:
+        lines = (self.root / folder / run / "logs" / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
 

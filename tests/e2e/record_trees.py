@@ -13,14 +13,14 @@ NOT_COMPARED = ("attempts", "weights")
 """Earlier attempts; and weights, which are compared where a record names them."""
 
 
-def _scrubbed(value, root: Path, ignored: frozenset[str]):
-    """Without what stands under ignored keys; a path of weights as its name and the hash of what lies there, any other
+def _scrubbed(value, root: Path):
+    """Without clock readings; a path of weights as its name and the hash of what lies there, any other
     path without its root."""
     if isinstance(value, dict):
-        kept = {key: inner for key, inner in value.items() if str(key).split("/")[-1] not in ignored}
-        return {key: _scrubbed(inner, root, ignored) for key, inner in kept.items()}
+        kept = {key: inner for key, inner in value.items() if str(key).split("/")[-1] not in CLOCKS}
+        return {key: _scrubbed(inner, root) for key, inner in kept.items()}
     if isinstance(value, list):
-        return [_scrubbed(inner, root, ignored) for inner in value]
+        return [_scrubbed(inner, root) for inner in value]
     if isinstance(value, str) and str(root) in value and "weights" in Path(value).parts:
         return f"{Path(value).name}: {_content(Path(value))}"
     return _placeless(value, root) if isinstance(value, str) else value
@@ -35,27 +35,27 @@ def _content(path: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def record_tree(folder: Path, *, without: str = ""):
-    """Every record below `folder`, by its path, without clock readings; `without` is another key to leave out."""
-    found, ignored = {}, CLOCKS | {without}
+def record_tree(folder: Path):
+    """Every record below `folder`, by its path, without clock readings."""
+    found = {}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
         if not file.is_file() or ".sqlite" in file.name or file.name.startswith(".") or file.suffix == ".log":
             continue  # the log is what the processes said, each of them
         if any(part in NOT_COMPARED for part in inside.parts):
             continue
-        found[str(inside)] = _records(file, folder, ignored)
+        found[str(inside)] = _records(file, folder)
     return found
 
 
-def _records(file: Path, root: Path, ignored: frozenset[str]):
+def _records(file: Path, root: Path):
     if file.suffix == ".png":
         return hashlib.sha256(file.read_bytes()).hexdigest()
     text = file.read_text()
     if file.suffix == ".json":
-        return _scrubbed(json.loads(text), root, ignored)
+        return _scrubbed(json.loads(text), root)
     if file.suffix == ".jsonl":
-        return [json.dumps(_scrubbed(json.loads(line), root, ignored)) for line in text.splitlines()]
+        return [json.dumps(_scrubbed(json.loads(line), root)) for line in text.splitlines()]
     if file.suffix == ".csv":
-        return [str(_scrubbed(row, root, ignored)) for row in csv.DictReader(text.splitlines())]
+        return [str(_scrubbed(row, root)) for row in csv.DictReader(text.splitlines())]
     return _placeless(re.sub(r"\d+(\.\d+)? s\b", "", text), root)

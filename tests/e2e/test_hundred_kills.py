@@ -46,20 +46,20 @@ def _config(project, runs, output_dir, **top):
     )
 
 
-def _compare(project, record_tree, runs, kills, seed, *, longest, without="", **top):
+def _compare(project, record_tree, runs, kills, seed, *, longest, **top):
     """Kill the experiment in one folder after the other until the kills are used up; each must end like the first."""
     project.write_tasks()
     started = time.monotonic()
     project.evsys("run", _config(project, runs, "whole", **top), check=True)
     longest = min(longest, 1.5 * (time.monotonic() - started))
-    expected = record_tree(project.root / "whole/out", without=without)
+    expected = record_tree(project.root / "whole/out")
     assert len(expected) > 10
     chance, left, number = random.Random(seed), kills, 0
     while left > 0:
         number += 1
         path = _config(project, runs, f"killed{number}", **top)
         left -= _killed_until_done(project, path, chance, left, longest)
-        found = record_tree(project.root / f"killed{number}/out", without=without)
+        found = record_tree(project.root / f"killed{number}/out")
         assert found.keys() == expected.keys()
         for name, records in expected.items():
             assert found[name] == records, f"killed{number}: {name}"
@@ -112,11 +112,23 @@ def test_a_stage_that_was_gone_on_with_tells_nothing_twice(project, record_tree,
 def test_a_local_experiment_killed_at_random_moments(project, record_tree, minimal_run):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    run = minimal_run(
-        algorithm__params={"max_steps": 12, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3, "lora_rank": 4},
-        backend={"kind": "local", "params": {"threads": 1}},
-        model={"name": "tiny-random"},
-        eval={"enabled": False},
+    project.write_rows("data/asked.jsonl", [{"prompt": f"say {word}", "pattern": "o|s"} for word in ("red", "green")])
+    on_local = {
+        "backend": {"kind": "local", "params": {"threads": 1}},
+        "model": {"name": "tiny-random"},
+        "eval": {"enabled": False},
+    }
+    params = {"batch_size": 2, "learning_rate": 1e-3, "save_every": 3, "lora_rank": 4}
+    sft = minimal_run(name="sft", algorithm__params=params | {"max_steps": 12}, **on_local)
+    rl = minimal_run(
+        name="rl",
+        algorithm={"kind": "rl", "params": params | {"max_steps": 8, "num_samples": 6, "max_tokens": 8}},
+        data={
+            "path": "data/asked.jsonl",
+            "transforms": [{"kind": "to_harbor_task", "params": {"fn_name": "regex_match", "expected_key": "pattern"}}],
+        },
+        **on_local,
     )
-    # Which requests are sampled together is up to the clock, and with it the eighth digit of their log probabilities.
-    _compare(project, record_tree, [run], 10, 7, longest=12.0, without="logprobs")
+    _compare(project, record_tree, [sft, rl], 10, 7, longest=12.0)
+    rewards = [row["reward/mean"] for row in project.metrics("rl", folder="whole/out") if "reward/mean" in row]
+    assert len(rewards) == 8 and any(0 < reward < 1 for reward in rewards), "something was learnt from"

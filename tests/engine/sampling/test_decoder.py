@@ -11,7 +11,7 @@ import torch
 from tiny_models import random_lora, tiny
 
 from evsys_engine import merging
-from evsys_engine.decoder import GROWTH, LlamaDecoder, is_supported
+from evsys_engine.decoder import BLOCK, LlamaDecoder, is_supported
 from evsys_engine.merging import MergedWeights
 from evsys_engine.model_decoder import ModelDecoder
 from evsys_engine.snapshots import Snapshots
@@ -100,7 +100,7 @@ def test_a_full_cache_grows_without_losing_anything():
     model = tiny("llama")
     decoder = decoder_for("llama", model)
     group = decoder.prefill(PROMPTS[:2], {}, keep=True).open([0, 1], room=1)
-    written = [(7 * i) % 300 for i in range(GROWTH + 20)]
+    written = [(7 * i) % 300 for i in range(BLOCK + 20)]
     for token in written:
         logits = decoder.step([group], [token, token])
     for i in (0, 1):
