@@ -46,7 +46,7 @@ class Estimate:
     @property
     def error(self) -> float | None:
         """Standard error; None where there is nothing to estimate it from."""
-        error = math.sqrt(self.variance) if self.n_tasks > 1 else 0.0
+        error = math.sqrt(self.variance)
         return error if error > 1e-12 * abs(self.value) else None
 
     @property

@@ -7,53 +7,27 @@ called best only for having the highest mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from dataclasses import replace
+from typing import get_args
 
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import EvsysError, not_known
-from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, shared_tasks, table_of
-from evsys_sdk.eval.estimate import Estimate, quantile
-from evsys_sdk.eval.paired import arm_interval, arm_mean, difference, worth_in_answers
+from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, table_of
+from evsys_sdk.eval.estimate import Estimate
+from evsys_sdk.eval.paired import arm_interval, arm_mean
 from evsys_sdk.eval.power import Question, more_of_both, more_seeds, more_tasks
-from evsys_sdk.eval.seed_spread import SeedSpread, chance_of, pooled_spread, seed_spread
-from evsys_sdk.eval.selection import holm, picked_score
-from evsys_sdk.eval.statistics import Interval, wilson_around
-from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Mode, Verdict, Winner, Word
+from evsys_sdk.eval.rules import Rules, estimate_between, rules_for
+from evsys_sdk.eval.seed_spread import chance_of, seed_spread
+from evsys_sdk.eval.selection import holm
+from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Mode, Verdict, Word
+from evsys_sdk.eval.winner import is_narrow, ranking, winner_of
 from evsys_sdk.numbers import shown
 
-if TYPE_CHECKING:
-    from evsys_sdk.eval.arm_scores import Array
-
 ALPHA = 0.05
-MARGIN = 0.02
-"""Differences below this are of no interest: 2 points where values lie between 0 and 1, else 2 % of the baseline."""
 MOST_NAMED = 3
 BY_CHANCE = 0.01
 """Seeds that would differ as much less often than this are pointed out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rules:
-    """How this verdict judges."""
-
-    mode: Mode
-    alpha: float
-    margin: float
-    unit: bool
-    """All values lie between 0 and 1."""
-    pooled: SeedSpread | None
-    """How the seeds of all arms scatter."""
-
-    @property
-    def level(self) -> float:
-        return 1 - self.alpha
-
-    @property
-    def sign(self) -> float:
-        return 1.0 if self.mode == "max" else -1.0
 
 
 def judge_arms(
@@ -82,11 +56,12 @@ def judge_arms(
     start = fixed_table(UNTRAINED, untrained) if untrained else None
     others = {UNTRAINED: start, **tables} if start and start.tasks else tables
     compared = tables.get(baseline) if baseline else None
-    rules = _rules(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
+    rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
     to_baseline = _family(tables, compared, rules)
     to_untrained = _family(tables, start if start and start.tasks else None, rules)
     verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
-    best, why = _best(verdicts, baseline, rules)
+    ranked = ranking(tables, compared, rules)
+    best, why = _best(verdicts, ranked, baseline)
     asked = [pair for pair in dict.fromkeys(also) if pair[0] in tables and pair[1] in others and pair[0] != pair[1]]
     return Verdict(
         metric=metric,
@@ -97,7 +72,7 @@ def judge_arms(
         arms=verdicts,
         best_arm=best,
         why_no_best=why,
-        winner=_winner(verdicts, tables, rules, best),
+        winner=winner_of(verdicts, tables, ranked, rules, best),
         others=[_family({arm: tables[arm]}, others[vs], rules)[arm] for arm, vs in asked],
         notes=_notes(verdicts, tables, baseline),
     )
@@ -115,29 +90,12 @@ def _checked(arms: Sequence[ArmScores], baseline_arm: str | None, *, searched: b
     return baseline_arm or (None if searched else names[0])
 
 
-def _rules(
-    tables: Mapping[str, ArmTable],
-    baseline: ArmTable | None,
-    *,
-    mode: Mode,
-    alpha: float,
-    margin: float | None,
-    share: bool,
-) -> _Rules:
-    bounds = [(float(table.values.min()), float(table.values.max())) for table in tables.values()]
-    unit = share and all(low >= 0.0 and high <= 1.0 for low, high in bounds)
-    if margin is None:
-        margin = MARGIN if unit or baseline is None else MARGIN * abs(float(baseline.values.mean()))
-    pooled = pooled_spread(seed_spread(table.values) for table in tables.values())
-    return _Rules(mode=mode, alpha=alpha, margin=margin, unit=unit, pooled=pooled)
-
-
-def _family(tables: Mapping[str, ArmTable], vs: ArmTable | None, rules: _Rules) -> dict[str, Comparison]:
+def _family(tables: Mapping[str, ArmTable], vs: ArmTable | None, rules: Rules) -> dict[str, Comparison]:
     """Each arm but `vs` itself against `vs`, corrected for their number."""
     if vs is None:
         return {}
     pairs = {name: table for name, table in tables.items() if table is not vs}
-    estimates = {name: _estimate(table, vs, rules) for name, table in pairs.items()}
+    estimates = {name: estimate_between(table, vs, rules) for name, table in pairs.items()}
     made = [_comparison(table, vs, estimates[name], rules) for name, table in pairs.items()]
     different, alike = holm([found.p for found in made]), holm([found.p_equivalent for found in made])
     judged = [
@@ -148,14 +106,7 @@ def _family(tables: Mapping[str, ArmTable], vs: ArmTable | None, rules: _Rules) 
     return {found.arm: _with_needs(found, estimates[found.arm], rules.margin, alpha) for found in judged}
 
 
-def _estimate(arm: ArmTable, vs: ArmTable, rules: _Rules) -> Estimate | None:
-    tasks = shared_tasks([arm, vs])
-    if not tasks:
-        return None
-    return difference(arm.on(tasks), vs.on(tasks), unit=rules.unit, other_is_fixed=vs.fixed, pooled=rules.pooled)
-
-
-def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: _Rules) -> Comparison:
+def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: Rules) -> Comparison:
     n = found.n_tasks if found else 0
     bare = Comparison(
         arm=arm.arm,
@@ -167,7 +118,7 @@ def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: _Rul
         only_arm=len(arm.tasks) - n,
         only_vs=len(vs.tasks) - n,
         scope="recipe" if found and found.seed_degrees else "weights",
-        why=_why_nothing(found),
+        why=_why_nothing(found, rules),
     )
     interval = found.interval(rules.level) if found else None
     if found is None or interval is None:
@@ -183,15 +134,17 @@ def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: _Rul
     )
 
 
-def _why_nothing(found: Estimate | None) -> str:
+def _why_nothing(found: Estimate | None, rules: Rules) -> str:
     if found is None:
         return "the two share no task"
-    if found.n_tasks < 2:
+    if found.n_tasks < 2 and rules.unit:
         return "one task is shared, and one says nothing of others"
+    if found.n_tasks < 2:
+        return "there is one value per run, and only several seeds of each arm show how far such values scatter"
     return "" if found.error is not None else "the difference is the same on every task, so its scatter is not known"
 
 
-def _word(found: Comparison, p: float | None, alike: float | None, rules: _Rules) -> Word:
+def _word(found: Comparison, p: float | None, alike: float | None, rules: Rules) -> Word:
     # A proven difference is told even where it is also proven to be small: the interval shows both.
     if p is not None and p < rules.alpha and found.difference:
         return "better" if found.difference * rules.sign > 0 else "worse"
@@ -218,7 +171,7 @@ def _why_open(found: Comparison) -> str:
 def _arm_verdicts(
     arms: Sequence[ArmScores],
     tables: Mapping[str, ArmTable],
-    rules: _Rules,
+    rules: Rules,
     to_baseline: Mapping[str, Comparison],
     to_untrained: Mapping[str, Comparison],
 ) -> list[ArmVerdict]:
@@ -247,83 +200,32 @@ def _arm_verdicts(
     return verdicts
 
 
-def _ranked(verdicts: Sequence[ArmVerdict], rules: _Rules) -> list[ArmVerdict]:
-    scored = [arm for arm in verdicts if arm.mean is not None]
-    return sorted(scored, key=lambda arm: -rules.sign * (arm.mean or 0.0))
-
-
-def _best(verdicts: Sequence[ArmVerdict], baseline: str | None, rules: _Rules) -> tuple[str | None, str | None]:
+def _best(verdicts: Sequence[ArmVerdict], ranked: Sequence[str], baseline: str | None) -> tuple[str | None, str | None]:
     """The best arm, or why there is none."""
-    ranked = _ranked(verdicts, rules)
-    rest = [arm for arm in ranked if arm.arm != baseline]
+    words = {arm.arm: arm.verdict for arm in verdicts}
+    rest = [arm for arm in ranked if arm != baseline]
     if not ranked:
         return None, "no arm has a score"
     if baseline is None:
-        return ranked[0].arm, None
+        return ranked[0], None
     if len(rest) == len(ranked):
         return None, f"the baseline arm {baseline} has no score to compare with (baseline_arm can name another)"
     if not rest:
         return None, "only one arm has a score, and there is nothing to compare it with"
-    better = [arm.arm for arm in rest if arm.verdict == "better"]
+    better = [arm for arm in rest if words[arm] == "better"]
     if better:
         return better[0], None
-    if all(arm.verdict == "worse" for arm in rest):
+    if all(words[arm] == "worse" for arm in rest):
         return baseline, None
     return None, "no arm beats the baseline"
-
-
-def _winner(
-    verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], rules: _Rules, best: str | None
-) -> Winner | None:
-    """The arm at the top (the best arm, where one is proven) with the score to expect of it."""
-    ranked = _ranked(verdicts, rules)
-    if not ranked:
-        return None
-    top = next((arm for arm in ranked if arm.arm == best), ranked[0])
-    assert top.mean is not None
-    expected = top.mean if len(tables) == 1 else _picked(list(tables.values()), rules)
-    bare = Winner(arm=top.arm, observed=top.mean, expected=expected, rivals=_rivals(top.arm, ranked, tables, rules))
-    if expected is None or top.low is None or top.high is None:
-        return bare
-    low, high = _around(expected, top, tables[top.arm].values, rules)
-    # The correction may have been uncalled for: on the good side the interval reaches as far as the arm's own.
-    if rules.mode == "max":
-        return replace(bare, low=low, high=max(high, top.high))
-    return replace(bare, low=min(low, top.low), high=high)
-
-
-def _picked(tables: Sequence[ArmTable], rules: _Rules) -> float | None:
-    tasks = shared_tasks(tables)
-    return picked_score([table.on(tasks) for table in tables], mode=rules.mode) if tasks else None
-
-
-def _around(expected: float, top: ArmVerdict, values: Array, rules: _Rules) -> Interval:
-    """The arm's own interval, moved to what is expected of it."""
-    assert top.mean is not None and top.low is not None and top.high is not None
-    if not rules.unit:
-        return expected - (top.mean - top.low), expected + (top.high - top.mean)
-    worth = worth_in_answers(values, arm_mean(values, rules.pooled), rules.level)
-    return wilson_around(expected, worth, quantile((1 + rules.level) / 2, math.inf))
-
-
-def _rivals(top: str, ranked: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], rules: _Rules) -> list[str]:
-    """Arms not proven to be behind. The top was picked by looking, so every pair of arms counts as a test."""
-    tests = len(ranked) * (len(ranked) - 1) / 2
-    rivals = []
-    for arm in ranked:
-        if arm.arm == top:
-            continue
-        found = _estimate(tables[top], tables[arm.arm], rules)
-        p = found.p_value() if found else None
-        if found is None or p is None or p * tests >= rules.alpha or found.value * rules.sign <= 0:
-            rivals.append(arm.arm)
-    return rivals
 
 
 def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], baseline: str | None) -> list[str]:
     """What a reader must know to take the numbers rightly."""
     notes = []
     scored = [arm for arm in verdicts if arm.mean is not None]
+    if any(arm.n_tasks == 1 and arm.low is not None for arm in scored):
+        notes.append("there is one value per run: the intervals speak of other seeds, and not of other tasks")
     single = [arm.arm for arm in scored if arm.n_seeds == 1]
     if single:
         who = "all arms" if len(single) == len(scored) > MOST_NAMED else ", ".join(single)
@@ -340,6 +242,8 @@ def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], basel
                 f"{arm.arm} is compared with {baseline} on the tasks that both have, {found.n_tasks} in number; "
                 f"{found.only_arm} more only in {arm.arm}, {found.only_vs} only in {baseline}"
             )
+        if is_narrow(tables[arm.arm], tables):
+            notes.append(f"{arm.arm}: scored on {arm.n_tasks} tasks, less than half of what others were scored on")
         if arm.dropped_tasks:
             notes.append(f"{arm.arm}: tasks without a value in every seed are left out, {arm.dropped_tasks} in number")
     return notes

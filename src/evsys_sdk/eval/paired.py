@@ -12,7 +12,7 @@ paired: equal numbers do not make two recipes' luck alike.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from evsys_sdk.eval.estimate import Estimate, quantile
@@ -69,6 +69,9 @@ def difference(
     `unit` says that values lie between 0 and 1. `other_is_fixed` says that the other is one model, as the untrained one
     is, and no draw of a recipe. `pooled` is how the seeds of all arms scatter, by default of these two.
     """
+    if arm.shape[1] == 1:
+        arms = [arm] if other_is_fixed else [arm, other]
+        return _over_runs([] if unit else arms, float(arm.mean() - other.mean()))
     deltas = arm.mean(axis=0) - other.mean(axis=0)
     parts = _seed_parts([arm] if other_is_fixed else [arm, other], pooled)
     if unit and not parts and _all_yes_or_no(arm, other):
@@ -80,13 +83,17 @@ def difference(
 
 def arm_mean(values: Array, pooled: SeedSpread | None = None) -> Estimate:
     """The mean of one arm over its seeds and tasks."""
+    if values.shape[1] == 1:
+        return _over_runs([values], float(values.mean()))
     return _estimate(values.mean(axis=0), _seed_parts([values], pooled))
 
 
 def arm_interval(values: Array, estimate: Estimate, *, unit: bool, level: float = LEVEL) -> Interval | None:
-    """Of an arm's mean: Wilson's where values lie between 0 and 1, Student's otherwise; None for a single task."""
-    if estimate.n_tasks < 2 or not unit:
+    """Of an arm's mean: Wilson's where values lie between 0 and 1 (None for a single task), else Student's."""
+    if not unit:
         return estimate.interval(level)
+    if estimate.n_tasks < 2:
+        return None
     normal = quantile((1 + level) / 2, math.inf)
     return wilson_around(estimate.value, worth_in_answers(values, estimate, level), normal)
 
@@ -118,11 +125,20 @@ def _seed_parts(arms: list[Array], pooled: SeedSpread | None) -> _SeedParts:
     )
 
 
+def _over_runs(arms: list[Array], value: float) -> Estimate:
+    """Where a run has one value, as its final loss is, only the seeds are a sample (Welch 1947 for two arms). Without
+    several in every arm, and of a single task that is passed or not, nothing is known of the error."""
+    bare = Estimate(value=value, centre=value, n_tasks=1)
+    if any(len(values) < 2 for values in arms):
+        return bare
+    own = [SeedSpread(scatter=float(values.var(ddof=1)), noise=0.0, degrees=len(values) - 1) for values in arms]
+    parts = _SeedParts(own=[(spread, 1 / len(values)) for spread, values in zip(own, arms, strict=True)])
+    return replace(bare, seed_scatter=parts.scatter, seed_degrees=parts.degrees)
+
+
 def _estimate(per_task: Array, parts: _SeedParts, *, least: float = 0.0, bounds: Interval | None = None) -> Estimate:
     """The mean of `per_task` with the variance of tasks and, each with its weight in it, of the arms' seeds."""
     n, value = len(per_task), float(per_task.mean())
-    if n < 2:
-        return Estimate(value=value, centre=value, n_tasks=n)
     return Estimate(
         value=value,
         centre=value,
@@ -169,7 +185,7 @@ def _bonett_price(deltas: Array) -> Estimate:
     up, down = (int((deltas > 0).sum()) + 1) / (n + 2), (int((deltas < 0).sum()) + 1) / (n + 2)
     return Estimate(
         value=float(deltas.mean()),
-        centre=up - down if n > 1 else float(deltas.mean()),
+        centre=up - down,
         n_tasks=n,
         task_variance=(up + down - (up - down) ** 2) / (n + 2),
         bounds=(-1.0, 1.0),

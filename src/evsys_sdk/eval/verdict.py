@@ -71,17 +71,19 @@ class ArmVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
-    """The arm with the best mean, and what to expect of it."""
+    """The best arm where one is proven, else the one on top; and what to expect of it."""
 
     arm: str
     observed: float
     expected: float | None
-    """Corrected for having been picked; None when the arms share fewer than two tasks."""
+    """Corrected for having been picked; None where the arms share too few tasks to say."""
+    above: list[str] = field(default_factory=list)
+    """Arms with a higher score that are not proven better than the baseline."""
     low: float | None = None
     high: float | None = None
     """Interval of `expected`."""
     rivals: list[str] = field(default_factory=list)
-    """Arms that cannot be told apart from it."""
+    """Arms below it that cannot be told apart from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

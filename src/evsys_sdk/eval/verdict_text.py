@@ -32,17 +32,21 @@ def _headline(verdict: Verdict) -> str:
 
 
 def _winner_line(winner: Winner, n_arms: int) -> str:
-    seen = f"Top of {n_arms} arms: {winner.arm} with {shown(winner.observed)}"
+    place, others, told = f"Top of {n_arms} arms", winner.rivals, "not told apart from it"
+    if winner.above:
+        place, others, told = "Its own score", winner.above, "with a higher one, but not proven better"
+    seen = f"{place}: {winner.arm} with {shown(winner.observed)}"
     expected = "" if winner.expected is None else f"; corrected for having been picked {shown(winner.expected)}"
-    rivals = f"; not told apart from it: {', '.join(winner.rivals)}" if winner.rivals else ""
-    return f"{seen}{expected}{span(winner.low, winner.high)}{rivals}."
+    named = f"; {told}: {', '.join(others)}" if others else ""
+    return f"{seen}{expected}{span(winner.low, winner.high)}{named}."
 
 
 def _arm_line(arm: ArmVerdict, verdict: Verdict) -> str:
     if arm.why_unranked:
         return f"{arm.arm}: not ranked ({arm.why_unranked})"
     of_all = f"{arm.n_seeds} of {arm.n_seeds + len(arm.failed_seeds)} seeds"
-    counts = f"{_count(arm.n_tasks, 'task')}, {of_all if arm.failed_seeds else _count(arm.n_seeds, 'seed')}"
+    counts = of_all if arm.failed_seeds else _count(arm.n_seeds, "seed")
+    counts = f"{_count(arm.n_tasks, 'task')}, {counts}" if arm.n_tasks > 1 or arm.low is None else counts
     mean = f"{arm.arm}: {shown(arm.mean or 0.0)}{span(arm.low, arm.high)}, {counts}"
     parts = [_told(arm.vs_baseline)] if arm.vs_baseline else []
     parts += ["the baseline"] if arm.arm == verdict.baseline_arm and len(verdict.arms) > 1 else []

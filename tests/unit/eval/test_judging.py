@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores
@@ -127,6 +128,24 @@ def test_one_task_decides_nothing():
     other = by_name(found)["other"]
     assert (other.verdict, other.low, other.vs_baseline.p) == ("undecided", None, None)
     assert "one task" in other.vs_baseline.why and found.winner.expected is None
+
+
+def test_a_number_per_run_is_judged_by_the_scatter_of_the_seeds():
+    """Welch's test, as scipy has it."""
+    base, other = [0.354, 0.361, 0.349, 0.358], [0.076, 0.081, 0.073]
+    found = verdict_of(arm("base", [[v] for v in base]), arm("other", [[v] for v in other]), mode="min", share=False)
+    compared = by_name(found)["other"].vs_baseline
+    truth = ttest_ind(other, base, equal_var=False)
+    assert compared.p == pytest.approx(truth.pvalue, rel=1e-9)
+    assert (compared.low, compared.high) == pytest.approx(tuple(truth.confidence_interval()), rel=1e-9)
+    assert found.best_arm == "other" and compared.scope == "recipe"
+    assert any("not of other tasks" in note for note in found.notes)
+
+
+def test_a_number_per_run_of_single_seeds_is_undecided():
+    found = by_name(verdict_of(arm("base", [[3.5]]), arm("other", [[0.7], [0.8]]), mode="min"))["other"]
+    assert (found.verdict, found.vs_baseline.low) == ("undecided", None) and found.low < 0.75 < found.high
+    assert "only several seeds of each arm" in found.vs_baseline.why
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -1,0 +1,83 @@
+"""Which arm is on top, and what to expect of the one that is picked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evsys_sdk.eval.arm_scores import ArmScores
+from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.eval.verdict_text import verdict_lines
+
+
+def scores(name, values):
+    rows = np.atleast_2d(np.asarray(values, dtype=float))
+    return ArmScores(
+        arm=name, seeds={s: {f"t{t:04d}": float(v) for t, v in enumerate(row)} for s, row in enumerate(rows)}
+    )
+
+
+def passes(share, *, seeds=1, tasks=200, seed=0):
+    return (np.random.default_rng(seed).random((seeds, tasks)) < share).astype(float)
+
+
+def judged(*arms, mode="max", **options):
+    return judge_arms(list(arms), metric="pass@1", mode=mode, **options)
+
+
+def wild(tasks=200):
+    """Higher than a steady arm on the whole, though one seed of three has collapsed: it is not proven better."""
+    return np.concatenate([passes(0.98, seeds=2, tasks=tasks, seed=2), passes(0.08, tasks=tasks, seed=3)])
+
+
+def test_the_best_arm_answers_for_its_own_score_where_another_stands_above_it():
+    steady = passes(0.62, seeds=3, seed=1)
+    found = judged(scores("base", passes(0.45, seeds=3)), scores("steady", steady), scores("wild", wild()))
+    assert found.best_arm == found.winner.arm == "steady" and found.winner.above == ["wild"]
+    assert found.winner.expected == pytest.approx(steady.mean())
+    text = "\n".join(verdict_lines(found))
+    assert "Top of" not in text and "with a higher one, but not proven better: wild" in text
+
+
+def test_where_two_arms_are_proven_better_the_pick_was_between_those():
+    pair = [passes(0.62, seeds=3, seed=1), passes(0.62, seeds=3, seed=5)]
+    found = judged(
+        scores("base", passes(0.45, seeds=3)), scores("a", pair[0]), scores("b", pair[1]), scores("wild", wild())
+    )
+    alone = judged(scores("a", pair[0]), scores("b", pair[1]))
+    assert found.winner.above == ["wild"] and found.winner.arm == alone.winner.arm
+    assert found.winner.expected == pytest.approx(alone.winner.expected)
+
+
+def test_a_mean_over_easy_tasks_does_not_lead():
+    """The narrow arm was scored on the eight easiest tasks only, on which it is behind."""
+    values = np.sort(passes(0.5, tasks=48))[:, ::-1]
+    narrow = np.concatenate([np.ones(7), np.zeros(1)])
+    found = judged(scores("base", values), scores("same", values), scores("narrow", narrow))
+    assert narrow.mean() > values.mean() and found.winner.arm != "narrow"
+    assert any("narrow: scored on 8 tasks" in note for note in found.notes)
+
+
+def test_few_tasks_of_one_arm_do_not_decide_how_lucky_another_was():
+    arms = [scores(f"arm{i}", passes(0.6, seed=i)) for i in range(3)]
+    narrow = scores("narrow", np.zeros(3))
+    found, without = judged(*arms, narrow), judged(*arms)
+    assert found.winner.arm == without.winner.arm and found.winner.expected == without.winner.expected
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_pick_is_never_corrected_to_the_better(mode):
+    for seed in range(40):
+        chance = np.random.default_rng(seed)
+        tasks = [200, 200, int(chance.integers(20, 200))]
+        found = judged(
+            *(scores(f"arm{i}", passes(0.6, tasks=n, seed=10 * seed + i)) for i, n in enumerate(tasks)), mode=mode
+        )
+        winner = found.winner
+        if winner.expected is not None:
+            assert (winner.observed - winner.expected) * (1 if mode == "max" else -1) >= 0
+
+
+def test_what_to_expect_of_a_narrow_arm_on_top_is_not_said():
+    found = judged(scores("base", passes(0.5)), scores("other", passes(0.5, seed=1)), scores("narrow", np.ones(20)))
+    assert found.winner.arm == "narrow" and found.winner.observed == 1.0 and found.winner.expected is None
