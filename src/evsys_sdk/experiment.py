@@ -166,12 +166,14 @@ class Experiment:
 
     def _conclude(self, arms: dict[str, list[RunResult]], models: list[ModelScore], line: RunJournal) -> Conclusion:
         """What the runs show; the verdict goes into the journal, each that was come to once."""
-        metadata = self.config.metadata
+        metadata, search = self.config.metadata, self.config.search
+        # A grid is a matrix written otherwise; of trials that were drawn, none is the baseline by coming first.
+        drawn = search is not None and search.kind != "grid"
         conclusion = conclude(
             arms,
             hypothesis=str(metadata.hypothesis),
             success=metadata.success_metric,
-            findings=judge_experiment(_not_pruned(arms), metadata),
+            findings=judge_experiment(_not_pruned(arms), metadata, searched=drawn),
             models=models,
             search=search_lines(self.search) if self.search else (),
         )

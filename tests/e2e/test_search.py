@@ -126,6 +126,14 @@ def test_a_grid_is_the_matrix_of_the_same_axes(world):
     assert grid.conclusion.findings == matrix.conclusion.findings
 
 
+def test_of_trials_that_were_drawn_none_is_the_baseline_by_coming_first(world):
+    search = {"kind": "random", "space": SPACE, "max_trials": 3}
+    found = _run(search, steps=3, metadata={"success_metric": "final_score"}).conclusion
+    verdict = found.findings.data["verdict"]
+    assert verdict["baseline_arm"] is None and found.best_arm == verdict["winner"]["arm"]
+    assert "Top of 3 arms" in found.text and "baseline" not in found.text
+
+
 def test_what_is_left_behind_has_a_status_of_its_own_and_a_whole_record(world):
     result = _run(HALVING)
     assert result.completed and {run.status for run in result.runs} == {"completed", "pruned"}

@@ -1,7 +1,8 @@
 """Was the hypothesis right?
 
-In: a hypothesis as the YAML has it, and the verdict on its metric. Out: supported, refuted or inconclusive, with the
-numbers; and the fingerprint by which a hypothesis is known not to have been changed after the results were seen.
+In: a hypothesis as the YAML has it, and a verdict by the metric that it predicts. Out: supported, refuted or
+inconclusive, with the numbers; and the fingerprint by which a hypothesis is known not to have been changed after the
+results were seen.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class HypothesisResult:
     confidence: float | None = None
     brier: float | None = None
     """(confidence - what came out) squared: 0 is sure and right, 0.25 a coin, 1 sure and wrong."""
+
+    @property
+    def line(self) -> str:
+        """The result as a sentence of the conclusion."""
+        return f"The hypothesis is {self.outcome}: {self.why}."
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as JSON takes it."""
@@ -110,8 +116,6 @@ def not_judged(hypothesis: Hypothesis, metric: str, why: str) -> HypothesisResul
 
 def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comparison | None, str]:
     """The comparison, whichever way round it was made; or why there is none."""
-    if prediction.metric and not _is_metric(prediction.metric, verdict.metric):
-        return None, f"it predicts {prediction.metric}, and the arms were judged by {verdict.metric}"
     if prediction.arm == vs:
         return None, f"{vs} cannot be compared with itself"
     unranked = {arm.arm: arm.why_unranked for arm in verdict.arms}
@@ -124,10 +128,10 @@ def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comp
     return found, "" if found else f"{prediction.arm} and {vs} were not compared"
 
 
-def _is_metric(asked: str, judged: str) -> bool:
-    """True for the same metric: `pass@1` also names `val.pass@1` and `val/tools/pass@1`."""
-    asked, judged = asked.replace("/", "."), judged.replace("/", ".")
-    return judged == asked or judged.endswith(f".{asked}")
+def speaks_of(prediction: Prediction, verdict: Verdict) -> bool:
+    """Whether the verdict is by the metric that is predicted: `pass@1` also names `val.pass@1`, `val/tools/pass@1`."""
+    asked, judged = (name.replace("/", ".") for name in (prediction.metric or "", verdict.metric))
+    return not asked or judged == asked or judged.endswith(f".{asked}")
 
 
 def _outcome(prediction: Prediction, found: Comparison) -> tuple[Outcome, str]:

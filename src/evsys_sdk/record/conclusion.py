@@ -171,10 +171,21 @@ def _key(result: EvalResult, score: Score) -> str:
 
 
 def _score_of(result: RunResult, keys: Sequence[str]) -> float | None:
-    """The success metric of one run; its mean where several benchmarks have it."""
-    found = [result.metrics[key] for key in keys if key in result.metrics] if result.status == "completed" else []
-    numbers = [number for number in found if math.isfinite(number)]
-    return sum(numbers) / len(numbers) if numbers else None
+    """The success metric of one run; over all their tasks where several benchmarks have it."""
+    return over_tasks(result.metrics, keys, task_counts(result)) if result.status == "completed" else None
+
+
+def task_counts(result: RunResult) -> dict[str, int]:
+    """How many tasks each of a run's scores is over."""
+    evals: list[EvalResult] = result.extras.get("evals", [])
+    return {_key(one, score): score.n_tasks for one in evals for score in one.scores}
+
+
+def over_tasks(metrics: Mapping[str, float], keys: Sequence[str], counts: Mapping[str, int]) -> float | None:
+    """The mean of these metrics over all their tasks, as the verdict takes it: a benchmark counts by its size."""
+    weights = {key: counts.get(key) or 1 for key in keys if math.isfinite(metrics.get(key, math.nan))}
+    total = sum(weights.values())
+    return sum(metrics[key] * weight for key, weight in weights.items()) / total if total else None
 
 
 def _arm_line(summary: ArmSummary, name: str | None) -> str:

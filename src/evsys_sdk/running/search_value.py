@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from evsys_sdk.config.metadata import SuccessMetric
 from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.protocols import RunResult
-from evsys_sdk.record.conclusion import matching
+from evsys_sdk.record.conclusion import matching, over_tasks, task_counts
 from evsys_sdk.running.pausing import metrics_at
 from evsys_sdk.running.workbench import RunPlan
 
@@ -28,7 +28,7 @@ def objective_of(config: ExperimentConfig) -> SuccessMetric | None:
 
 def final_value(name: str, results: Iterable[RunResult]) -> float | None:
     """The objective of a trial whose runs have ended."""
-    return _mean(number(result.metrics, name) for result in results if result.status == "completed")
+    return _mean(number(result.metrics, name, result) for result in results if result.status == "completed")
 
 
 def value_at(name: str, step: int, plans: Sequence[RunPlan], results: Sequence[RunResult]) -> float | None:
@@ -38,13 +38,13 @@ def value_at(name: str, step: int, plans: Sequence[RunPlan], results: Sequence[R
 
 def _at(name: str, step: int, plan: RunPlan, result: RunResult) -> float | None:
     if result.status == "completed" and result.metrics.get("steps", math.inf) <= step:
-        return number(result.metrics, name)  # it ended before
+        return number(result.metrics, name, result)  # it ended before
     journal = plan.journal.latest(plan.run_id)
     if journal is None or result.status == "failed":
         return None
     metrics = metrics_at(journal, step)
-    found = number(metrics, name)
-    return number(metrics, step_name(name, metrics)) if found is None else found
+    found = number(metrics, name, result)
+    return number(metrics, step_name(name, metrics), result) if found is None else found
 
 
 def step_name(name: str, known: Iterable[str]) -> str:
@@ -53,10 +53,10 @@ def step_name(name: str, known: Iterable[str]) -> str:
     return next((key for key in (bare, f"{bare}/mean") if key in known), bare)
 
 
-def number(metrics: dict[str, float], name: str) -> float | None:
-    """The metric that `name` means, as in `success_metric`; the mean where several benchmarks have it."""
+def number(metrics: dict[str, float], name: str, result: RunResult) -> float | None:
+    """The metric that `name` means, as in `success_metric`; over all tasks where several benchmarks have it."""
     keys = matching(RunResult(run_id="", status="completed", metrics=metrics), name)
-    return _mean(metrics[key] for key in keys)
+    return over_tasks(metrics, keys, task_counts(result))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -14,9 +14,9 @@ from typing import Any
 from evsys_sdk.config.metadata import Hypothesis, Metadata
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
-from evsys_sdk.eval.hypothesis import judge_hypothesis, not_judged, predicted_pair
+from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_judged, predicted_pair, speaks_of
 from evsys_sdk.eval.judging import judge_arms
-from evsys_sdk.eval.verdict import Verdict
+from evsys_sdk.eval.verdict import Mode, Verdict
 from evsys_sdk.eval.verdict_text import verdict_lines
 from evsys_sdk.protocols import EvalResult, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
@@ -33,17 +33,27 @@ def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) 
     """
     success = metadata.success_metric
     if success is None:
-        return _no_verdict("no success_metric is named, so arms are not ranked", metadata)
-    keys = score_keys(arms, success.name)
+        return _no_verdict("no success_metric is named, so arms are not ranked", arms, metadata, searched)
+    try:
+        verdict, keys = _judge(arms, success.name, success.mode, metadata, searched)
+    except EvsysError as exc:
+        return _no_verdict(str(exc), arms, metadata, searched)
+    hypothesis = metadata.hypothesis
+    judged = _hypothesis(hypothesis, arms, metadata, searched, verdict) if isinstance(hypothesis, Hypothesis) else None
+    return _findings(verdict, judged, metadata, only_test=all(key.startswith("test/") for key in keys))
+
+
+def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool) -> tuple[Verdict, list[str]]:
+    """The verdict by one metric, and the scores that it means; EvsysError where there is none."""
+    keys = score_keys(arms, metric)
     if not keys:
-        return _no_verdict(f"no arm has a score for {success.name}", metadata)
+        raise EvsysError(f"no arm has a score for {metric}")
     baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
     try:
-        scores = [_arm_scores(arm, results, keys) for arm, results in arms.items()]
         verdict = judge_arms(
-            scores,
-            metric=success.name,
-            mode=success.mode,
+            [_arm_scores(arm, results, keys) for arm, results in arms.items()],
+            metric=metric,
+            mode=mode,
             baseline_arm=metadata.baseline_arm,
             untrained=_untrained(arms, keys),
             also=_predicted(metadata, baseline),
@@ -51,20 +61,40 @@ def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) 
             searched=searched,
         )
     except EvsysError as exc:
-        return _no_verdict(f"{success.name}: {exc}", metadata)
-    return _findings(verdict, metadata, only_test=all(key.startswith("test/") for key in keys))
+        raise EvsysError(f"{metric}: {exc}") from exc
+    return verdict, keys
 
 
-def _no_verdict(why: str, metadata: Metadata) -> Findings:
-    hypothesis, success = metadata.hypothesis, metadata.success_metric
+def _no_verdict(why: str, arms: Arms, metadata: Metadata, searched: bool) -> Findings:
+    hypothesis = metadata.hypothesis
     if not isinstance(hypothesis, Hypothesis):
         return Findings(why_not=why)
-    judged = not_judged(hypothesis, success.name if success else "", why)
-    data = {"hypothesis_result": judged.as_dict()}
-    return Findings(why_not=why, lines=[f"The hypothesis is inconclusive: {why}."], data=data)
+    judged = _hypothesis(hypothesis, arms, metadata, searched) or not_judged(hypothesis, _named(metadata), why)
+    return Findings(why_not=why, lines=[judged.line], data={"hypothesis_result": judged.as_dict()})
 
 
-def _findings(verdict: Verdict, metadata: Metadata, *, only_test: bool) -> Findings:
+def _hypothesis(
+    hypothesis: Hypothesis, arms: Arms, metadata: Metadata, searched: bool, verdict: Verdict | None = None
+) -> HypothesisResult | None:
+    """What became of it, by its own metric; None where it names none and there is no verdict."""
+    prediction = hypothesis.prediction
+    if verdict is not None and speaks_of(prediction, verdict):
+        return judge_hypothesis(hypothesis, verdict)
+    if not prediction.metric:
+        return None
+    try:
+        # A comparison that was named beforehand selects nothing, so test scores may decide it.
+        mode: Mode = "max" if prediction.direction == "higher" else "min"
+        return judge_hypothesis(hypothesis, _judge(arms, prediction.metric, mode, metadata, searched)[0])
+    except EvsysError as exc:
+        return not_judged(hypothesis, prediction.metric, str(exc))
+
+
+def _named(metadata: Metadata) -> str:
+    return metadata.success_metric.name if metadata.success_metric else ""
+
+
+def _findings(verdict: Verdict, judged: HypothesisResult | None, metadata: Metadata, *, only_test: bool) -> Findings:
     lines: list[str] = []
     if only_test and not metadata.allow_test_selection:
         verdict = replace(
@@ -77,11 +107,9 @@ def _findings(verdict: Verdict, metadata: Metadata, *, only_test: bool) -> Findi
             "good the one on top is."
         )
     data: dict[str, Any] = {"verdict": verdict.as_dict()}
-    hypothesis = metadata.hypothesis
-    if isinstance(hypothesis, Hypothesis):
-        judged = judge_hypothesis(hypothesis, verdict)
+    if judged is not None:
         data["hypothesis_result"] = judged.as_dict()
-        lines.insert(0, f"The hypothesis is {judged.outcome}: {judged.why}.")
+        lines.insert(0, judged.line)
     return Findings(best_arm=_best(verdict), lines=[*lines, *verdict_lines(verdict)], data=data)
 
 

@@ -76,7 +76,6 @@ def test_any_arm_or_the_untrained_model_can_be_the_other_side():
         ({"arm": "lost"}, "lost has no score: killed"),
         ({"arm": "same", "vs": "good"}, None),
         ({"arm": "base"}, "base cannot be compared with itself"),
-        ({"arm": "good", "metric": "pass@3"}, "it predicts pass@3, and the arms were judged by val.pass@1"),
     ],
 )
 def test_what_cannot_be_judged_says_why(prediction, why):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.config.metadata import Metadata
+from evsys_sdk.config.metadata import Metadata, SuccessMetric
 from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
+from evsys_sdk.record.conclusion import Findings, conclude
+from evsys_sdk.running.search_value import final_value
 from evsys_sdk.running.verdicts import judge_experiment
 
 
@@ -103,6 +105,15 @@ def test_the_trials_of_a_search_have_no_baseline():
     assert found.lines[1].startswith("Top of 2 arms: t1 with 0.750") and "baseline" not in " ".join(found.lines)
 
 
+def test_one_number_for_one_metric_where_benchmarks_differ_in_size():
+    small, large = _eval([1, 1, 1, 0], name="small"), _eval(LOW, name="large")
+    run = _run(small, large)
+    [told] = conclude({"a": [run]}, hypothesis="", success=SuccessMetric(name="val.pass@1"), findings=Findings()).arms
+    judged = _judged({"a": [run]}).data["verdict"]["arms"][0]["mean"]
+    assert told.scores == [pytest.approx(28 / 104)] and judged == pytest.approx(28 / 104)
+    assert final_value("val.pass@1", [run]) == pytest.approx(28 / 104), "a search goes by the same"
+
+
 def test_validation_comes_before_test():
     arms = {
         "base": [_run(_eval(LOW), _eval(HIGH, split="test"))],
@@ -151,8 +162,29 @@ def test_without_a_success_metric_or_a_score_it_says_so():
 def test_a_prediction_about_what_nobody_scored_is_inconclusive():
     prediction = {"arm": "up", "vs": "base", "metric": "pass@1"}
     found = _judged({"base": [_run()], "up": [_run()]}, hypothesis={"claim": "c", "prediction": prediction})
-    assert found.lines == ["The hypothesis is inconclusive: no arm has a score for val.pass@1."]
+    assert found.lines == ["The hypothesis is inconclusive: no arm has a score for pass@1."]
     assert found.data["hypothesis_result"]["outcome"] == "inconclusive" and found.why_not
+
+
+@pytest.mark.parametrize("metric", ["test.pass@1", "test/t/pass@1"])
+def test_a_prediction_is_judged_by_its_own_metric_whatever_the_arms_are_ranked_by(metric):
+    arms = {
+        "base": [_run(_eval(LOW), _eval(LOW, split="test"))],
+        "up": [_run(_eval(LOW), _eval(HIGH, split="test"))],
+    }
+    prediction = {"claim": "c", "prediction": {"arm": "up", "metric": metric, "at_least": 0.1}, "confidence": 0.9}
+    found = _judged(arms, hypothesis=prediction)
+    assert found.best_arm is None and found.lines[0].startswith("The hypothesis is supported: higher by [")
+    assert found.data["hypothesis_result"]["metric"] == metric
+    assert found.data["verdict"]["metric"] == "val.pass@1"
+
+
+def test_a_prediction_that_names_its_metric_needs_no_success_metric():
+    arms = {"base": [_run(_eval(LOW))], "up": [_run(_eval(HIGH))]}
+    prediction = {"claim": "c", "prediction": {"arm": "up", "metric": "val.pass@1"}}
+    found = judge_experiment(arms, Metadata(hypothesis=prediction))
+    assert "no success_metric" in found.why_not and found.best_arm is None
+    assert found.data["hypothesis_result"]["outcome"] == "supported"
 
 
 def test_dollars_between_nothing_and_one_are_judged_as_dollars():
