@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +128,17 @@ def test_identical_runs_of_another_experiment_in_the_same_folder_are_taken_over(
     assert [run["run_id"] for run in summary["runs"]] == ["other/rate0.001", "other/rate0.01"]
 
 
+def test_weights_that_were_taken_over_stay_when_their_first_owner_begins_anew(project, launched):
+    taken, _ = _summary(project, launched(), "--set", "name=other")
+    _summary(project, launched(), "--fresh")
+    for run in taken["runs"]:
+        assert all(f"@other{os.sep}" in place and Path(place).exists() for place in run["artifacts"].values())
+    scored = project.evsys(
+        "benchmark", "run", "--path", "bench", "--model", taken["runs"][0]["run_dir"], "--limit", "2"
+    )
+    assert scored.returncode == 0, scored.stderr
+
+
 def test_experiments_with_runs_of_one_name_in_one_folder_keep_their_own(project, minimal_run):
     project.write_tasks()
     entry = {"name": "colours", "path": "bench", "split": "val", "temperature": 0, "max_tokens": 4}
@@ -148,7 +161,8 @@ def test_experiments_with_runs_of_one_name_in_one_folder_keep_their_own(project,
     assert json.loads(compared.stdout)["verdicts"]
     copy, said = launch("copy", 1e-5)
     assert said.count("is not run again") == 1 and copy["runs"][0]["run_dir"] == "outputs/r0@copy"
-    assert copy["runs"][0]["artifacts"] == weak["runs"][0]["artifacts"]
+    brought = {name: place.replace("r0@copy", "r0") for name, place in copy["runs"][0]["artifacts"].items()}
+    assert brought == weak["runs"][0]["artifacts"]
     scored = project.evsys("benchmark", "run", "--path", "bench", "--model", "outputs/r0", "--limit", "2")
     assert scored.returncode == 0, scored.stderr
     assert launch("copy", 1e-5)[0]["runs"] == copy["runs"]

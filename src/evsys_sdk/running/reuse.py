@@ -1,13 +1,15 @@
 """The same run in another experiment: taken over instead of run again.
 
 In: what a run is made of, and the folder its experiment writes to. Out: the result of an identical finished run of
-another experiment in that folder, or of a child's family, with its record copied; its weights stay where they are.
-Identical means the same settings, rows, tasks and project code, and no evaluation that failed.
+another experiment in that folder, or of a child's family, with its record copied and its weights linked, so that
+neither loses them when the other begins anew. Identical means the same settings, rows, tasks and project code, and no
+evaluation that failed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -98,10 +100,37 @@ def adopt(found: Found, journal: Journal, run_id: str, fingerprint: str, run_dir
     set_aside(run_dir)
     if (found.run_dir / LOGS).is_dir():
         shutil.copytree(found.run_dir / LOGS, run_dir / LOGS)
+    artifacts = {
+        name: _brought(str(place), found.run_dir, run_dir) for name, place in found.result["artifacts"].items()
+    }
     experiment, _, run = run_id.rpartition("/")
     names = {"run_id": run_id, "experiment": experiment, "run": run, "reused_from": str(found.run_dir)}
-    write_json(run_dir / RUN_RESULT_FILE, {**found.result, **names})
+    write_json(run_dir / RUN_RESULT_FILE, {**found.result, **names, "artifacts": artifacts})
     places = {"from": str(found.run_dir), "run_dir": str(run_dir.absolute())}
     note = Event(kind=REUSED, key="0", at=0, data=places)
     with closing(StoredJournal(found.journal)) as source:
         return journal.copy(RunJournal(source, found.run, found.attempt), run_id, fingerprint, note=note)
+
+
+def _brought(artifact: str, source: Path, target: Path) -> str:
+    """Where the artifact lies in `target`, linked there from `source`; one that lies elsewhere stays where it is."""
+    place, source = Path(artifact), source.absolute()
+    if not place.is_relative_to(source) or not place.exists():
+        return artifact
+    here = target.absolute() / place.relative_to(source)
+    if not here.exists():
+        here.parent.mkdir(parents=True, exist_ok=True)
+        (_tree if place.is_dir() else _link)(place, here)
+    return str(here)
+
+
+def _tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, copy_function=_link)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """Weights are never changed in place, so two names for one file will do; where that cannot be, a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
