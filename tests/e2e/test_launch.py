@@ -92,6 +92,25 @@ def test_how_it_is_watched_may_change(project, launched):
     assert said.count("is not run again") == 2
 
 
+STOPPER = {"kind": "early_stopping", "params": {"metric": "loss", "patience": 1, "min_delta": 100}}
+
+
+def test_a_callback_that_steers_may_not_change(project, launched):
+    refused = project.evsys("run", launched(callbacks=[{"kind": "csv_metrics"}, STOPPER]))
+    assert refused.returncode == 1 and "callbacks.early_stopping.min_delta: (not set) -> 100" in refused.stderr
+    assert "csv_metrics" not in refused.stderr and "--fork" in refused.stderr
+    child, said = _summary(project, launched(callbacks=[STOPPER]), "--fork")
+    assert "is not run again" not in said and [run["metrics"]["steps"] for run in child["runs"]] == [2, 2]
+
+
+def test_a_run_that_is_stopped_early_is_not_one_that_is_not(project, launched):
+    for name, callbacks, steps in (("stopped", [STOPPER], 2), ("whole", [], 4)):
+        summary, _ = _summary(project, launched(callbacks=callbacks), "--set", f"name={name}")
+        assert [run["metrics"]["steps"] for run in summary["runs"]] == [steps, steps]
+    _, said = _summary(project, launched(callbacks=[STOPPER, {"kind": "csv_metrics"}]), "--set", "name=same")
+    assert said.count("is not run again") == 2
+
+
 def test_a_launch_that_came_to_nothing_binds_nobody(project, minimal_run):
     broken = minimal_run(backend__params={"fail_on_prepare": True})
     assert project.evsys("run", project.config(run=broken)).returncode == 2
