@@ -86,6 +86,20 @@ def test_other_rows_tasks_or_code_are_other_settings(project, launched):
         assert what in refused.stderr
 
 
+def test_code_that_the_projects_modules_import_counts_too(project, minimal_run):
+    (project.root / "ext.py").write_text("from helper import FACTOR\n")
+    (project.root / "helper.py").write_text("FACTOR = 1\n")
+    config = project.config(imports=["ext"], run=minimal_run(algorithm__params={"max_steps": 2}))
+    project.evsys("run", config, check=True)
+    _, said = _summary(project, config, "--set", "name=same")
+    assert said.count("is not run again") == 1
+    (project.root / "helper.py").write_text("FACTOR = 100\n")
+    refused = project.evsys("run", config)
+    assert refused.returncode == 1 and "code of helper.py: " in refused.stderr and "ext.py" not in refused.stderr
+    _, said = _summary(project, config, "--set", "name=other")
+    assert "is not run again" not in said
+
+
 def test_how_it_is_watched_may_change(project, launched):
     path = launched(callbacks=[{"kind": "csv_metrics"}], description="the same", max_concurrent_arms=2)
     _, said = _summary(project, path)

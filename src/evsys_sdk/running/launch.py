@@ -22,7 +22,8 @@ from evsys_sdk import registry
 from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig, SearchSpec
 from evsys_sdk.config.names import directory_name
-from evsys_sdk.config.project import project_modules, search_folders
+from evsys_sdk.config.project import search_folders
+from evsys_sdk.config.project_code import project_files
 from evsys_sdk.config.source import remember, source_of
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.data.sources import open_source
@@ -194,9 +195,8 @@ def _hashes(config: ExperimentConfig) -> Facts:
                 found[_content_of(data)] = digest
     for entry in config.metadata.benchmark:
         found[f"{TASKS}{entry.role}/{entry.label}"] = find_benchmark(entry, config).sha256
-    for module, files in project_modules(config).items():
-        each = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
-        found[f"{CODE}{module}"] = hashlib.sha256(each).hexdigest()
+    for name, file in project_files(config).items():
+        found[f"{CODE}{name}"] = hashlib.sha256(file.read_bytes()).hexdigest()
     return found
 
 
