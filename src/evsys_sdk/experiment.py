@@ -42,6 +42,7 @@ from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import hold, sweep
 from evsys_sdk.running.baselines import Baselines, write_rollouts
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
+from evsys_sdk.running.hindsight import admit_hindsight
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
 from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, open_journal, take_up
 from evsys_sdk.running.leakage import forget_benchmarks
@@ -52,7 +53,7 @@ from evsys_sdk.running.registering import contents, note_launch, register_end, r
 from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
 from evsys_sdk.running.search_text import search_lines
-from evsys_sdk.running.time_spent import last_written, seconds_before
+from evsys_sdk.running.time_spent import last_written, launched_at, seconds_before
 from evsys_sdk.running.verdicts import judge_experiment
 from evsys_sdk.running.workbench import RunPlan
 
@@ -169,11 +170,12 @@ class Experiment:
         metadata, search = self.config.metadata, self.config.search
         # A grid is a matrix written otherwise; of trials that were drawn, none is the baseline by coming first.
         drawn = search is not None and search.kind != "grid"
+        findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn)
         conclusion = conclude(
             arms,
             hypothesis=str(metadata.hypothesis),
             success=metadata.success_metric,
-            findings=judge_experiment(_not_pruned(arms), metadata, searched=drawn),
+            findings=admit_hindsight(findings, arms, launched_at(line)),
             models=models,
             search=search_lines(self.search) if self.search else (),
         )

@@ -220,9 +220,9 @@ def _check_agent(path: Any, params: Any, place: str) -> Iterator[Problem]:
 
 def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
     """Weights can only be chosen by a score that is made while they train."""
-    name = run.algorithm.params.get("best_by")
-    entries = [entry for entry in config.metadata.benchmark if entry.role == "val" and entry.run_every]
-    scores = [f"val/{entry.label}/{metric}" for entry in entries for metric in entry.metrics]
+    from evsys_sdk.running.metric_checks import scores_in_training
+
+    name, scores = run.algorithm.params.get("best_by"), scores_in_training(config)
     if isinstance(name, str) and name.startswith("val/") and name not in scores:
         message = not_known(name, "validation score made during training (run_every)", scores)
         yield Problem(path="algorithm.params.best_by", message=message, value=name)

@@ -253,6 +253,9 @@ class Callback(Protocol):
     Order: on_experiment_start, then per run on_run_start, on_train_start, (on_step, on_eval, on_checkpoint)*,
     on_train_end, on_eval (final ones), on_run_end, and at last on_experiment_end. A run that a search pauses ends as
     `pruned`; if it goes on, it starts again and hears of its steps again, as after an interruption.
+
+    One that leaves runs as they are says so with a class attribute `only_watches = True`; any other counts as part of
+    what a run is.
     """
 
     def on_experiment_start(self, experiment: Any) -> None: ...

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from evsys_sdk.protocols import Callback, EvalResult, Rollout, RunContext, RunResult, Score
-from evsys_sdk.record.callbacks import HOOKS, CallbackList
+from evsys_sdk.record.callbacks import HOOKS, CallbackList, steering, steers
 from evsys_sdk.registry import callbacks, list_callbacks, register_callback
 
 BUILT_INS = [name for name in list_callbacks() if callbacks.entries[name].origin.startswith("evsys_sdk.")]
@@ -89,6 +89,33 @@ def test_a_callback_bears_a_run_that_fails_before_it_trains(name, tmp_path):
     told.on_run_start(context(tmp_path, "r0"))
     told.on_experiment_end([RunResult(run_id=run_id, status="failed", error="x") for run_id in ("r0", "never")])
     assert told.errors == []
+
+
+def test_of_the_built_ins_only_early_stopping_steers():
+    assert {name for name in BUILT_INS if steers(name)} == {"early_stopping"}
+
+
+def test_a_callback_steers_unless_its_own_class_says_that_it_only_watches():
+    @register_callback("silent")
+    class Silent:
+        pass
+
+    @register_callback("watcher")
+    class Watcher:
+        only_watches = True
+
+    @register_callback("heir")
+    class Heir(Watcher):
+        pass
+
+    @register_callback("liar")
+    class Liar:
+        only_watches = True
+        stop_reason = None
+
+    assert [steers(kind) for kind in ("silent", "watcher", "heir", "liar", "nobody")] == [True, False, True, True, True]
+    specs = [{"kind": "silent"}, {"kind": "watcher"}, {"kind": "silent", "params": {"x": 1}}]
+    assert steering(specs) == {"silent": {}, "silent[1]": {"x": 1}}
 
 
 def test_a_plain_class_with_one_hook_is_a_callback(tmp_path):

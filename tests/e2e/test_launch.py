@@ -88,9 +88,42 @@ def test_other_rows_tasks_or_code_are_other_settings(project, launched):
         assert what in refused.stderr
 
 
+def test_code_that_the_projects_modules_import_counts_too(project, minimal_run):
+    (project.root / "ext.py").write_text("from helper import FACTOR\n")
+    (project.root / "helper.py").write_text("FACTOR = 1\n")
+    config = project.config(imports=["ext"], run=minimal_run(algorithm__params={"max_steps": 2}))
+    project.evsys("run", config, check=True)
+    _, said = _summary(project, config, "--set", "name=same")
+    assert said.count("is not run again") == 1
+    (project.root / "helper.py").write_text("FACTOR = 100\n")
+    refused = project.evsys("run", config)
+    assert refused.returncode == 1 and "code of helper.py: " in refused.stderr and "ext.py" not in refused.stderr
+    _, said = _summary(project, config, "--set", "name=other")
+    assert "is not run again" not in said
+
+
 def test_how_it_is_watched_may_change(project, launched):
     path = launched(callbacks=[{"kind": "csv_metrics"}], description="the same", max_concurrent_arms=2)
     _, said = _summary(project, path)
+    assert said.count("is not run again") == 2
+
+
+STOPPER = {"kind": "early_stopping", "params": {"metric": "loss", "patience": 1, "min_delta": 100}}
+
+
+def test_a_callback_that_steers_may_not_change(project, launched):
+    refused = project.evsys("run", launched(callbacks=[{"kind": "csv_metrics"}, STOPPER]))
+    assert refused.returncode == 1 and "callbacks.early_stopping.min_delta: (not set) -> 100" in refused.stderr
+    assert "csv_metrics" not in refused.stderr and "--fork" in refused.stderr
+    child, said = _summary(project, launched(callbacks=[STOPPER]), "--fork")
+    assert "is not run again" not in said and [run["metrics"]["steps"] for run in child["runs"]] == [2, 2]
+
+
+def test_a_run_that_is_stopped_early_is_not_one_that_is_not(project, launched):
+    for name, callbacks, steps in (("stopped", [STOPPER], 2), ("whole", [], 4)):
+        summary, _ = _summary(project, launched(callbacks=callbacks), "--set", f"name={name}")
+        assert [run["metrics"]["steps"] for run in summary["runs"]] == [steps, steps]
+    _, said = _summary(project, launched(callbacks=[STOPPER, {"kind": "csv_metrics"}]), "--set", "name=same")
     assert said.count("is not run again") == 2
 
 

@@ -10,7 +10,7 @@ import json
 import pytest
 import yaml
 
-from evsys_sdk.experiment import Experiment
+from evsys_sdk.experiment import Experiment, RunOptions
 
 WORDS = [f"{first}{second}" for first in ("ba", "de", "fi", "go", "ku", "la", "me", "ni") for second in "bdfgl"]
 
@@ -184,3 +184,34 @@ def test_test_scores_pick_an_arm_where_that_is_allowed_and_it_is_admitted(told):
     assert lines[0].startswith("Arms were picked on test scores (allow_test_selection): only tasks that nobody")
     page = (result.output_dir / "sweep.experiment.md").read_text()
     assert "(`allow_test_selection`): whoever cites this choice would have to admit" in page
+
+
+PREDICTION = {"claim": "more rows", "prediction": {"arm": "all", "vs": "half", "at_least": 0.1}, "confidence": 0.9}
+DESCRIPTION = "; its runs had finished before this was written: a description, not a prediction."
+
+
+@pytest.mark.parametrize(("fork", "name"), [(False, "second"), (True, "sweep-2")])
+def test_a_hypothesis_written_after_the_results_is_a_description(told, sweep, fork, name):
+    told("half", "all")
+    path = sweep(ARMS["half"], ARMS["all"], hypothesis=PREDICTION)
+    experiment = Experiment.from_yaml(path, overrides=[] if fork else [f"name={name}"])
+    for _ in range(2):  # and when it is told again
+        result = experiment.run(RunOptions(fork=fork))
+        record = json.loads((result.output_dir / f"{name}.experiment_result.json").read_text())
+        judged = record["hypothesis_result"]
+        assert (judged["outcome"], judged["known_before"], judged["brier"]) == ("supported", True, None)
+        [line] = [
+            line for line in record["conclusion"].splitlines() if line.startswith("The hypothesis is supported: ")
+        ]
+        assert line.endswith(DESCRIPTION)
+        page = (result.output_dir / f"{name}.experiment.md").read_text()
+        [line] = [line for line in page.splitlines() if line.startswith("**supported**: ")]
+        assert line.endswith(DESCRIPTION) and ("A child of the experiment `sweep`." in page) is fork
+
+
+def test_a_hypothesis_written_before_the_results_is_a_prediction_also_when_it_is_told_again(told):
+    for _ in range(2):
+        result, _ = told("half", "all", hypothesis=PREDICTION)
+        judged = result.conclusion.findings.data["hypothesis_result"]
+        assert not judged["known_before"] and judged["brier"] == pytest.approx(0.01)
+        assert "before this was written" not in result.conclusion.text

@@ -35,21 +35,6 @@ def extension_names(config: ExperimentConfig) -> list[str]:
     return ["src"] if any((folder / "src" / "__init__.py").is_file() for folder in folders) else []
 
 
-def project_modules(config: ExperimentConfig) -> dict[str, list[Path]]:
-    """The source files of the project's own extensions, by the module that is imported."""
-    folders = search_folders(source_of(config))
-    found = {}
-    for name in extension_names(config):
-        parts = name.split(".")
-        for folder in folders:
-            place = folder.joinpath(*parts)
-            files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
-            if files and files[0].is_file():
-                found[name] = files
-                break
-    return found
-
-
 def import_extensions(config: ExperimentConfig) -> None:
     """Import the project's own extensions, so that their decorators have run before any look-up."""
     source = source_of(config)

@@ -42,7 +42,10 @@ class HypothesisResult:
     n_tasks: int = 0
     confidence: float | None = None
     brier: float | None = None
-    """(confidence - what came out) squared: 0 is sure and right, 0.25 a coin, 1 sure and wrong."""
+    """(confidence - what came out) squared: 0 is sure and right, 0.25 a coin, 1 sure and wrong; None where it was
+    known before."""
+    known_before: bool = False
+    """True where runs that decide it had finished before the experiment was launched: no prediction."""
 
     @property
     def line(self) -> str:

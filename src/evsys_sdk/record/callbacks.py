@@ -4,8 +4,9 @@ In: the hooks of `protocols.Callback`, called by the runner and the loop. Out: e
 in order; one that raises is reported and the others go on. What the callbacks make of it is theirs.
 
 A callback stops a run early through `stop_reason`: a plain attribute speaks for every run the callback serves,
-a method `stop_reason(run_id)` for one; one that decides by scores says so with `waits_for_scores = True`. Arms run
-at the same time in threads, so the built-ins keep their notes per `ctx.run_id`.
+a method `stop_reason(run_id)` for one; one that decides by scores says so with `waits_for_scores = True`, and one that
+leaves runs as they are with `only_watches = True`. Arms run at the same time in threads, so the built-ins keep their
+notes per `ctx.run_id`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import io
 import math
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -154,6 +155,26 @@ def _warn_of_misspelt_hooks(kind: str, callback: Any) -> None:
             get_logger(__name__).warning("callback %s: nothing calls %r; closest hook: %s", kind, name, near)
 
 
+def steering(specs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of callbacks as a config lists them, those that may change what a run does: kind -> params."""
+    found: dict[str, Any] = {}
+    for spec in specs:
+        if steers(spec["kind"]):
+            again = sum(name.partition("[")[0] == spec["kind"] for name in found)
+            found[f"{spec['kind']}[{again}]" if again else spec["kind"]] = spec.get("params") or {}
+    return found
+
+
+def steers(kind: str) -> bool:
+    """Whether such a callback may stop or change a run. Any may whose class does not say of itself that it only
+    watches: what a subclass adds is not known, nor is what a project's module says that is not at hand."""
+    try:
+        target = registry.callbacks.get(kind)
+    except EvsysError:
+        return True
+    return not vars(target).get("only_watches", False) or hasattr(target, "stop_reason")
+
+
 def eval_metrics(result: EvalResult) -> dict[str, float]:
     """Scores by their names in the logs: `val/<name>/<metric>`, or `eval/<metric>` for the run's own eval block."""
     prefix = result.split if result.split == result.name else f"{result.split}/{result.name}"
@@ -163,6 +184,8 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
 @register_callback("print_progress", yields=True)
 class PrintProgress:
     """A plain line on stderr every `every` steps."""
+
+    only_watches: ClassVar = True
 
     class Config(Params):
         every: int = Field(default=10, ge=1)
@@ -188,6 +211,8 @@ class PrintProgress:
 @register_callback("csv_metrics", yields=True)
 class CsvMetrics:
     """`<run_dir>/logs/metrics.csv`: a row per step and per eval, a column per metric ever seen."""
+
+    only_watches: ClassVar = True
 
     class Config(Params):
         file_name: str = "metrics.csv"

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from evsys_sdk.config.base import Params
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 @register_callback("evsys_logger")
 class EvsysLogger:
     """The dashboard's view of an experiment. Credentials come from the EVSYS_ environment variables."""
+
+    only_watches: ClassVar = True
 
     class Config(Params): ...
 

@@ -39,6 +39,8 @@ class PageFacts:
     """In the order of the conclusion's arms, their seeds one after the other."""
     seconds: float
     description: str = ""
+    parent: str | None = None
+    """The experiment that this one was forked from."""
     hypothesis: str = ""
     models: Sequence[ModelScore] = ()
     budget: Mapping[str, Any] | None = None
@@ -55,6 +57,7 @@ class PageFacts:
             runs=result.runs,
             seconds=result.seconds,
             description=config.description,
+            parent=config.parent_experiment_id,
             hypothesis=str(config.metadata.hypothesis or ""),
             models=result.models,
             budget=result.budget,
@@ -96,7 +99,7 @@ def _place(facts: PageFacts) -> figures.Place:
 def page_text(facts: PageFacts, drawn: figures.Drawn) -> str:
     """The whole page."""
     parts = [
-        [f"# {facts.name}", "", *_paragraph(facts.description), _counts(facts)],
+        [f"# {facts.name}", "", *_paragraph(facts.description), *_descent(facts), _counts(facts)],
         _section("Hypothesis", _hypothesis(facts)),
         _section("Verdict", _verdict_lines(facts)),
         _section("Arms", _arm_table(facts)),
@@ -117,6 +120,10 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 def _paragraph(text: str) -> list[str]:
     return [text.strip(), ""] if text.strip() else []
+
+
+def _descent(facts: PageFacts) -> list[str]:
+    return _paragraph(f"A child of the experiment `{facts.parent}`." if facts.parent else "")
 
 
 def _counts(facts: PageFacts) -> str:

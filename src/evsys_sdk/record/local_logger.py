@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from evsys_sdk import atomic
 from evsys_sdk.config.base import Params
@@ -59,6 +59,8 @@ class _Notes:
 @register_callback("local_logger")
 class LocalLogger:
     """A per-run `logs/` tree on disk, sorted by concern."""
+
+    only_watches: ClassVar = True
 
     class Config(Params): ...
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from evsys_sdk.atomic import write_json
 from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.protocols import EvalResult, RunResult
+from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash, describe_environment
 
 
@@ -71,13 +72,15 @@ class RunRecord:
         }
 
     def shared_settings(self) -> dict[str, Any]:
-        """Settings of the experiment that reach every run: where data is read and what it is scored on."""
-        metadata = plain_settings(self.experiment).get("metadata", {})
+        """Settings of the experiment that reach every run: where data is read, what it is scored on, who steers it."""
+        given = plain_settings(self.experiment)
         # How many at a time, and who else is scored, changes nothing about this run.
         beside = ("models", "n_concurrent")
-        entries = metadata.get("benchmark")
+        entries = given.get("metadata", {}).get("benchmark")
         scored = entries and [{key: entry[key] for key in entry if key not in beside} for entry in entries]
-        return {"data_store": plain_settings(self.experiment).get("data_store"), "benchmark": scored}
+        steered = steering(given.get("callbacks", []))
+        shared = {"data_store": given.get("data_store"), "benchmark": scored}
+        return {**shared, "callbacks": steered} if steered else shared
 
     def config_hash(self) -> str:
         """The same for the same settings of this run, whatever the other arms are."""

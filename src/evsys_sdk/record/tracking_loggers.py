@@ -35,6 +35,7 @@ from evsys_sdk.registry import register_callback
 class TensorBoardLogger(TrackingCallback):
     """Event files in `<run>/logs/tensorboard_logger`; `tensorboard --logdir <output_dir>` shows all arms."""
 
+    only_watches: ClassVar = True
     requires: ClassVar = {"tensorboard": "tensorboard"}
 
     class Config(Params): ...
@@ -71,6 +72,7 @@ class _EventFiles:
 class WandbLogger(TrackingCallback):
     """A wandb run per run, grouped by arm; its files lie in `<run>/logs/wandb`."""
 
+    only_watches: ClassVar = True
     requires: ClassVar = {"wandb": "wandb"}
 
     class Config(Params):
@@ -128,6 +130,7 @@ class _WandbRun:
 class MlflowLogger(TrackingCallback):
     """An MLflow run per run, in an MLflow experiment of the experiment's name."""
 
+    only_watches: ClassVar = True
     requires: ClassVar = {"mlflow": "mlflow"}
 
     class Config(Params):

@@ -14,13 +14,14 @@ from typing import Any, Literal
 from evsys_sdk.errors import EvsysError, not_known
 from evsys_sdk.eval.judging import judge_arms
 from evsys_sdk.eval.verdict import Verdict
+from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.digest import ArmDigest, flatten
 from evsys_sdk.record.history import Entry, History, read_record
 from evsys_sdk.record.look_up import look_up
 from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, is_share_of_tasks, read_arm
 
 BESIDE = frozenset(["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"])
-"""Settings of an experiment that are told by its arms, or change nothing."""
+"""Settings of an experiment that are told by its arms, or change nothing; of callbacks, those that only watch."""
 WORDS = ("metadata.hypothesis", "metadata.tags")
 
 
@@ -98,8 +99,7 @@ def _sides(ref: str, history: History, notes: list[str]) -> list[Side]:
     if arm is not None and digest.arm(arm) is None:
         raise EvsysError(f"{entry.name}: {not_known(arm, 'arm', [one.arm for one in digest.arms])}")
     chosen = [one for one in digest.arms if one.arm == (arm or digest.best_arm)] or digest.arms
-    config = flatten({key: value for key, value in _config(entry).items() if key not in BESIDE})
-    beside = {key: value for key, value in config if not key.startswith(WORDS)}
+    beside = {key: value for key, value in flatten(_of_all_arms(entry)) if not key.startswith(WORDS)}
     return [
         Side(
             label=entry.name if len(chosen) == 1 and arm is None else f"{entry.name}:{one.arm}",
@@ -126,6 +126,14 @@ def _named(ref: str, history: History, notes: list[str]) -> tuple[Entry, str | N
 def _config(entry: Entry) -> dict[str, Any]:
     found = read_record(entry).get("config")
     return found if isinstance(found, dict) else {}
+
+
+def _of_all_arms(entry: Entry) -> dict[str, Any]:
+    """The settings beside the arms that may have made a difference."""
+    config = _config(entry)
+    steered = steering(config.get("callbacks") or [])
+    found = {key: value for key, value in config.items() if key not in BESIDE}
+    return {**found, "callbacks": steered} if steered else found
 
 
 def _contents(entry: Entry) -> dict[str, Any]:

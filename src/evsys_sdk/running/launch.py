@@ -1,8 +1,8 @@
 """Whether an experiment begins, goes on, is refused or becomes a child: what is asked now against what was launched.
 
 In: a config, and the journal of the experiment of that name. Out: the journal's own line of the experiment (run `""`).
-What decides an experiment's findings is frozen when it is launched: settings, rows, tasks, the project's own code and
-the hypothesis. What only decides how it is watched or how much it may spend can change.
+What decides an experiment's findings is frozen when it is launched: settings, rows, tasks, the project's own code,
+callbacks that steer, and the hypothesis. What only decides how it is watched or how much it may spend can change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from evsys_sdk import registry
 from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig, SearchSpec
 from evsys_sdk.config.names import directory_name
-from evsys_sdk.config.project import project_modules, search_folders
+from evsys_sdk.config.project import search_folders
+from evsys_sdk.config.project_code import project_files
 from evsys_sdk.config.source import remember, source_of
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.data.sources import open_source
@@ -30,6 +31,7 @@ from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import EvsysError, JournalDamaged, shorten
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import DataStore
+from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.stored import StoredJournal
@@ -39,7 +41,7 @@ WATCHING = frozenset(
     ["budget", "callbacks", "description", "launcher", "leakage", "log_store", "max_concurrent_arms", "output_dir"]
     + ["parent_experiment_id", "version"]
 )
-"""Top-level settings that do not change what is found."""
+"""Top-level settings that do not change what is found; of callbacks, those that only watch."""
 ARMS = frozenset(["run", "runs", "matrix", "search", "base_run"])
 SHOWN = 20
 """Differences that a refusal lists."""
@@ -151,6 +153,8 @@ def facts_of(config: ExperimentConfig) -> Facts:
     """Everything that decides what the experiment finds."""
     settings = {key: value for key, value in plain(config).items() if key not in WATCHING | ARMS}
     settings["metadata"] = {key: value for key, value in settings.get("metadata", {}).items() if key != "tags"}
+    steered = steering(plain(config).get("callbacks", []))
+    settings |= {"callbacks": steered} if steered else {}
     settings["arms"] = {run.name: _without_name(run) for run in config.all_runs()}
     if config.search is not None:
         settings |= {"search": _deciding(config.search)}
@@ -191,9 +195,8 @@ def _hashes(config: ExperimentConfig) -> Facts:
                 found[_content_of(data)] = digest
     for entry in config.metadata.benchmark:
         found[f"{TASKS}{entry.role}/{entry.label}"] = find_benchmark(entry, config).sha256
-    for module, files in project_modules(config).items():
-        each = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
-        found[f"{CODE}{module}"] = hashlib.sha256(each).hexdigest()
+    for name, file in project_files(config).items():
+        found[f"{CODE}{name}"] = hashlib.sha256(file.read_bytes()).hexdigest()
     return found
 
 

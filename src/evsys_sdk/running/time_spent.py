@@ -38,5 +38,10 @@ def seconds_before(line: RunJournal, written: float | None) -> float:
     return before
 
 
+def launched_at(line: RunJournal) -> float | None:
+    """When the first process of an experiment began, as which it has been going on since."""
+    return next((float(process["began"]) for process in _processes(line)), None)
+
+
 def _processes(line: RunJournal) -> list[dict[str, Any]]:
     return [event.data for event in line.events(upto=0) if event.kind == PROCESS]

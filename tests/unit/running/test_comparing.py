@@ -96,6 +96,15 @@ def test_only_what_differs_is_told_of_the_settings(tmp_path):
     assert found.settings == {"algorithm.params.lr": [1e-3, 1e-2], "algorithm.params.warmup": [None, 5]}
 
 
+def test_a_callback_that_steers_is_a_setting_and_one_that_watches_is_not(tmp_path):
+    leave(tmp_path, "a", {"r": [passes(0.5)]})
+    path = leave(tmp_path, "b", {"r": [passes(0.5)]})
+    record = json.loads(path.read_text())
+    record["config"]["callbacks"] = [{"kind": "csv_metrics"}, {"kind": "early_stopping", "params": {"patience": 1}}]
+    path.write_text(json.dumps(record))
+    assert compared(tmp_path, "a", "b").settings == {"callbacks.early_stopping.patience": [None, 1]}
+
+
 def test_a_real_difference_on_shared_tasks_is_found(tmp_path):
     leave(tmp_path, "base", {"r": [passes(0.3)]})
     leave(tmp_path, "up", {"r": [passes(0.7)]})

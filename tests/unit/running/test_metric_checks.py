@@ -11,7 +11,7 @@ from evsys_sdk.running.metric_checks import metric_problems
 VAL = {"name": "tools", "path": "bench", "split": "val", "baseline": True}
 
 
-def problems(tmp_path, metadata, **run):
+def problems(tmp_path, metadata, stop_by=None, **run):
     base = {
         "name": "a",
         "data": {"path": "rows.jsonl"},
@@ -20,7 +20,8 @@ def problems(tmp_path, metadata, **run):
         "backend": {"kind": "mock"},
         **run,
     }
-    data = {"name": "e", "run": base, "metadata": metadata}
+    callbacks = [{"kind": "csv_metrics"}, {"kind": "early_stopping", "params": {"metric": stop_by}}] if stop_by else []
+    data = {"name": "e", "run": base, "metadata": metadata, "callbacks": callbacks}
     config = parse_config(Document(label="config", data=data), folder=tmp_path)
     return [(problem.path, problem.message) for problem in metric_problems(config)]
 
@@ -59,6 +60,8 @@ def test_what_an_algorithm_of_the_projects_own_says_is_not_known(tmp_path):
     told = {"benchmark": [VAL], "success_metric": "perplexity"}
     assert problems(tmp_path, told, algorithm={"kind": "own_for_metric_checks"}) == []
     assert problems(tmp_path, told) != []
+    assert problems(tmp_path, {}, stop_by="exact_match", algorithm={"kind": "own_for_metric_checks"}) == []
+    assert problems(tmp_path, {}, stop_by="exact_match") != []
     del algorithms.entries["own_for_metric_checks"]
 
 
@@ -66,3 +69,33 @@ def test_an_untrained_model_that_nobody_scores_cannot_be_predicted_about(tmp_pat
     entry = {key: value for key, value in VAL.items() if key != "baseline"}
     [(path, message)] = problems(tmp_path, {"benchmark": [entry], "hypothesis": hypothesis("pass@1")})
     assert path == "metadata.hypothesis.prediction.vs" and "baseline: true" in message
+
+
+LOOP = {**VAL, "run_every": 5}
+
+
+@pytest.mark.parametrize("name", ["loss", "val/tools/pass@1", "reward/mean", "loss:sum", "something_of_the_backend"])
+def test_a_run_may_be_stopped_by_what_a_step_or_a_score_in_training_may_have(tmp_path, name):
+    assert problems(tmp_path, {"benchmark": [LOOP]}, stop_by=name) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "told"),
+    [
+        (LOOP, "pass@1", "closest: val/tools/pass@1"),
+        (LOOP, "val.pass@1", "closest: val/tools/pass@1"),
+        (LOOP, "val/tool/pass@1", "closest: val/tools/pass@1"),
+        (LOOP, "pass@4", "known: accuracy"),
+        (LOOP, "final_loss", "known: accuracy"),
+        (VAL, "val/tools/pass@1", "with run_every"),
+        (VAL, "pass@1", "with run_every"),
+    ],
+)
+def test_a_run_cannot_be_stopped_by_what_never_comes_while_it_trains(tmp_path, entry, name, told):
+    [(path, message)] = problems(tmp_path, {"benchmark": [entry]}, stop_by=name)
+    assert path == "callbacks[1].params.metric" and message.startswith(repr(name)) and told in message
+
+
+def test_nor_by_a_score_where_nothing_is_scored(tmp_path):
+    [(path, _)] = problems(tmp_path, {}, stop_by="val/tools/pass@1")
+    assert path == "callbacks[1].params.metric"

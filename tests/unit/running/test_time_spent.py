@@ -9,7 +9,7 @@ import pytest
 
 from evsys_sdk.record.journal import EXPERIMENT, Journal
 from evsys_sdk.running import time_spent
-from evsys_sdk.running.time_spent import last_written, seconds_before, seconds_until
+from evsys_sdk.running.time_spent import last_written, launched_at, seconds_before, seconds_until
 
 
 @pytest.fixture
@@ -32,6 +32,7 @@ def test_each_process_counts_from_its_beginning_to_its_last_write(tmp_path, cloc
         assert seconds_until(line, 9003.0) == 53
         again = journal.begin(EXPERIMENT, "g")
         assert clock(again, at=9500.0, written=9400.0) == 0, "a fresh start has taken no time yet"
+        assert (launched_at(line), launched_at(again)) == (1000.0, 9500.0)
 
 
 def test_the_last_write_is_that_of_the_file_or_of_its_log(tmp_path):
