@@ -149,6 +149,12 @@ def data_blocks(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
             yield f"continual.stages[{index}].data", stage.data
 
 
+def all_data(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
+    """The same with those inside an algorithm's settings."""
+    yield from data_blocks(run)
+    yield from _phase_data(run)
+
+
 def _phase_data(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
     """The data blocks inside a `combo`'s phases; its own settings check the rest of them."""
     phases = run.algorithm.params.get("phases") if run.algorithm.kind == "combo" else None
@@ -163,7 +169,7 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
 
     for block in _run_blocks(run):
         yield from check_block(block)
-    for place, data in (*data_blocks(run), *_phase_data(run)):
+    for place, data in all_data(run):
         yield from _check_data(data, place, config)
     yield from _check_best_by(run, config)
     yield from _check_recipe(run)
@@ -332,7 +338,7 @@ def ignored_settings(config: ExperimentConfig) -> list[Problem]:
 def _ignored_in_run(run: RunConfig) -> Iterator[tuple[str, str]]:
     if run.continual is not None and run.data is not None:
         yield "data", "the stages of `continual` bring their own data"
-    for place, data in (*data_blocks(run), *_phase_data(run)):
+    for place, data in all_data(run):
         yield from ((f"{place}.{key}", why) for key, why in _ignored_in_data(data))
     given = run.eval.model_fields_set - {"enabled"}
     if not run.eval.enabled:

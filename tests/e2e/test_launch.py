@@ -161,6 +161,18 @@ def test_identical_runs_of_another_experiment_in_the_same_folder_are_taken_over(
     assert [run["run_id"] for run in summary["runs"]] == ["other/rate0.001", "other/rate0.01"]
 
 
+def test_rows_of_a_combos_phase_are_part_of_what_was_launched(project, minimal_run):
+    project.write_rows("data/later.jsonl", [{"prompt": "say red", "completion": "red"}])
+    data = {"path": "data/later.jsonl", "transforms": [{"kind": "jsonl_to_chat", "params": {}}]}
+    sft = {"kind": "sft", "params": {"max_steps": 2}}
+    phases = [{"name": "one", "algorithm": sft}, {"name": "two", "algorithm": sft, "data": data}]
+    path = project.config(run=minimal_run(algorithm={"kind": "combo", "params": {"phases": phases}}))
+    project.evsys("run", path, check=True)
+    project.write_rows("data/later.jsonl", [{"prompt": "say red", "completion": "blue"}])
+    refused = project.evsys("run", path)
+    assert refused.returncode == 1 and "contents of data/later.jsonl" in refused.stderr
+
+
 def test_weights_that_were_taken_over_stay_when_their_first_owner_begins_anew(project, launched):
     taken, _ = _summary(project, launched(), "--set", "name=other")
     _summary(project, launched(), "--fresh")

@@ -30,6 +30,7 @@ from evsys_sdk.data.sources import open_source
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import EvsysError, JournalDamaged, shorten
 from evsys_sdk.logs import get_logger
+from evsys_sdk.preflight import all_data
 from evsys_sdk.protocols import DataStore
 from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash
@@ -189,7 +190,7 @@ def _hashes(config: ExperimentConfig) -> Facts:
     store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
     found: Facts = {}
     for run in config.all_runs():
-        for data in _data_of(run):
+        for _, data in all_data(run):
             digest = _sha256(data, store, config)
             if digest is not None:
                 found[_content_of(data)] = digest
@@ -204,11 +205,6 @@ def _content_of(data: DataConfig) -> str:
     return f"contents of {data.path or data.dataset_name or data.dataset_id}"
 
 
-def _data_of(run: RunConfig) -> list[DataConfig]:
-    stages = [stage.data for stage in run.continual.stages] if run.continual else []
-    return [data for data in [run.data, *stages, run.eval.eval_data] if data is not None]
-
-
 def _sha256(data: DataConfig, store: DataStore, config: ExperimentConfig) -> str | None:
     """Of the rows as they lie there; None where only reading them all would tell."""
     source = source_of(config)
@@ -218,7 +214,7 @@ def _sha256(data: DataConfig, store: DataStore, config: ExperimentConfig) -> str
 
 def contents_for(run: RunConfig, facts: Facts) -> dict[str, str]:
     """Of the hashes, those of what this run has to do with."""
-    own = {_content_of(data) for data in _data_of(run)}
+    own = {_content_of(data) for _, data in all_data(run)}
     return {place: digest for place, digest in facts.items() if place in own or place.startswith((TASKS, CODE))}
 
 
