@@ -93,7 +93,7 @@ def _ladder_lines(tracks: Sequence[Track]) -> Iterator[str]:
         for rung in reversed(track.rungs[:-1]):
             yield f"before, {track.metric}: {_rung_line(rung)}"
     for track in tracks:
-        if track.is_test:
+        if not track.selects:
             yield f"{track.metric}: on a test benchmark alone, and test scores select nothing; no ladder is made of it"
 
 
@@ -182,7 +182,7 @@ def _questions_of(entry: Entry) -> Iterator[str]:
     digest = entry.digest
     if digest.leakage:
         yield f"{entry.name}: can its scores be believed? {shorten(digest.leakage, LONGEST_REMARK)}"
-    undecided = [arm for arm in digest.arms if arm.verdict == "undecided"]
+    undecided = [arm for arm in digest.arms if arm.verdict == "undecided" and digest.selects]
     if undecided:
         each = "; ".join(f"{_arm_label(arm)}{f' needs {arm.needs}' if arm.needs else ''}" for arm in undecided[:3])
         yield f"{entry.name}: undecided against the baseline: {each}"
@@ -268,13 +268,14 @@ def _size(digest: Digest) -> str:
 
 
 def _scores(digest: Digest) -> str:
-    """`pass@1: learning_rate=0.1 0.950 better, learning_rate=0.001 0.850`, the best first."""
+    """`pass@1: learning_rate=0.1 0.950 better, learning_rate=0.001 0.850`, the best first where scores may rank."""
     arms = digest.scored
+    report = "" if digest.selects else " (test scores, a report and no ranking)"
     if len(arms) == 1 and len(digest.arms) == 1:
-        return f"{digest.metric} {arms[0].mean:.3f}"
+        return f"{digest.metric} {arms[0].mean:.3f}{report}"
     told = [f"{_arm_label(arm)} {arm.mean:.3f}{f' {arm.verdict}' if arm.verdict else ''}" for arm in arms[:SHOWN_ARMS]]
     more = f" and {len(arms) - SHOWN_ARMS} more" if len(arms) > SHOWN_ARMS else ""
-    return f"{digest.metric}: {', '.join(told)}{more}"
+    return f"{digest.metric}{report}: {', '.join(told)}{more}"
 
 
 def _count(number: int, word: str) -> str:

@@ -18,13 +18,15 @@ from evsys_sdk.errors import shorten
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import matching
 
-VERSION = 1
+VERSION = 2
 """Of the digest; one that an older SDK made is made anew."""
 LONGEST_VALUE = 60
 LONGEST_TEXT = 600
 DECIDING = ("config", "arms", "best_arm")
 """What of a record makes it another result. Clock readings do not."""
 LEAKAGE = "Leakage:"
+TEST = "test/"
+"""How metrics of test benchmarks begin."""
 NOT_COMPARED = frozenset(["name", "tags"])
 """Settings of a run that say nothing of how it was trained."""
 
@@ -78,6 +80,8 @@ class Digest:
     mode: str = "max"
     measured: list[str] = field(default_factory=list)
     """The metrics of the runs that the success metric stands for, such as `val/tools/pass@1`."""
+    allows_test: bool = False
+    """Its config says `allow_test_selection`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Benchmark -> hash of its tasks, where the record has it."""
     best_arm: str | None = None
@@ -110,14 +114,24 @@ class Digest:
         return next((arm for arm in self.arms if arm.arm == name), None)
 
     @property
+    def selects(self) -> bool:
+        """Whether its scores may rank anything: those on test benchmarks alone may not, unless its config allows it."""
+        return self.allows_test or not self.measured or not all(key.startswith(TEST) for key in self.measured)
+
+    @property
     def scored(self) -> list[ArmDigest]:
-        """Arms with a score, the highest (or lowest, as the metric has it) mean first."""
+        """Arms with a score, the highest (or lowest, as the metric has it) mean first; in their own order where scores
+        may rank nothing."""
         found = [arm for arm in self.arms if arm.scores]
+        if not self.selects:
+            return found
         return sorted(found, key=lambda arm: (arm.mean or 0.0) * (-1 if self.mode == "max" else 1))
 
     @property
     def top(self) -> ArmDigest | None:
-        """The arm that was named best, else the one with the best mean."""
+        """The arm that was named best, else the one with the best mean; None where scores may rank nothing."""
+        if not self.selects:
+            return None
         return (self.arm(self.best_arm) if self.best_arm else None) or next(iter(self.scored), None)
 
 
@@ -146,6 +160,7 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
         metric=metric,
         mode=success.get("mode") or "max",
         measured=sorted({key for found in keys for key in found}),
+        allows_test=bool(metadata.get("allow_test_selection")),
         tasks=_tasks(record),
         best_arm=record.get("best_arm"),
         expected=_mapping(verdict.get("winner")).get("expected"),

@@ -1,7 +1,8 @@
 """Which experiments moved the best score, which did not, and how much of a difference is noise.
 
 In: entries. Out: `Track`s, one per success metric on one set of tasks, each with its noise, its kept rungs and its dead
-ends. Scores of different metrics or tasks are never put on one ladder, and scores on test benchmarks alone make none.
+ends. Scores of different metrics or tasks are never put on one ladder, and scores on test benchmarks alone make none,
+unless the experiment's config allows test scores to select.
 """
 
 from __future__ import annotations
@@ -87,22 +88,20 @@ class Track:
     """Higher than the best of their time, by no more than noise; oldest first."""
     tasks: str = ""
     """Hash of the tasks, where it is known."""
-
-    @property
-    def is_test(self) -> bool:
-        """Measured on test benchmarks alone, which select nothing."""
-        return all(key.startswith("test/") for key in self.metric.split(" + "))
+    selects: bool = True
+    """False: measured on test benchmarks alone, which select nothing."""
 
 
 def tracks_of(entries: Sequence[Entry]) -> list[Track]:
     """The tracks of all entries that count, the one that was worked on last first."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str, str, bool], list[Entry]] = {}
     for entry in sorted((entry for entry in entries if entry.counts), key=lambda entry: entry.when):
         digest = entry.digest
         if digest.measured and digest.scored:
             tasks = "-".join(digest.tasks.get(key.rsplit("/", 1)[0], "") for key in digest.measured)
-            groups.setdefault((" + ".join(digest.measured), digest.mode, tasks.strip("-")), []).append(entry)
-    tracks = [_track(metric, mode, tasks, group) for (metric, mode, tasks), group in groups.items()]
+            key = (" + ".join(digest.measured), digest.mode, tasks.strip("-"), digest.selects)
+            groups.setdefault(key, []).append(entry)
+    tracks = [_track(*key, group) for key, group in groups.items()]
     return sorted(tracks, key=lambda track: -track.entries[-1].when)
 
 
@@ -117,9 +116,9 @@ class Tried:
 
 def values_tried(track: Track) -> dict[str, list[Tried]]:
     """Setting -> its values, for settings of which several were tried; what was tried most first, and of a setting's
-    values the one with the best score."""
+    values the one with the best score. None of a track whose scores select nothing."""
     found: dict[str, dict[Any, list[float]]] = {}
-    for digest in (entry.digest for entry in track.entries):
+    for digest in (entry.digest for entry in track.entries if track.selects):
         for arm in digest.scored:
             for key, value in {**digest.common, **arm.own}.items():
                 found.setdefault(key, {}).setdefault(value, []).append(arm.mean or 0.0)
@@ -149,9 +148,9 @@ def noise_of(entries: Sequence[Entry]) -> Noise:
     )
 
 
-def _track(metric: str, mode: str, tasks: str, entries: list[Entry]) -> Track:
-    track = Track(metric=metric, mode=mode, entries=entries, noise=noise_of(entries), tasks=tasks)
-    for entry in [] if track.is_test else entries:
+def _track(metric: str, mode: str, tasks: str, selects: bool, entries: list[Entry]) -> Track:
+    track = Track(metric=metric, mode=mode, entries=entries, noise=noise_of(entries), tasks=tasks, selects=selects)
+    for entry in entries if selects else []:
         rung = _rung(entry, track)
         if rung is not None:
             places = {"first": track.rungs, "kept": track.rungs, "within noise": track.undecided}

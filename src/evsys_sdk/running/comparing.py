@@ -8,7 +8,7 @@ first one named is what the others are compared with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from evsys_sdk.errors import EvsysError, not_known
@@ -22,6 +22,7 @@ from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, is_sha
 BESIDE = frozenset(["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"])
 """Settings of an experiment that are told by its arms, or change nothing."""
 WORDS = ("metadata.hypothesis", "metadata.tags")
+ON_TEST = "it was measured on a test benchmark, and test scores do not select"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,6 @@ def _contents(entry: Entry) -> dict[str, Any]:
 
 def _tell_apart(sides: list[Side]) -> None:
     """Two experiments of one name, told by path, are called by their paths."""
-    from dataclasses import replace
-
     labels = [side.label for side in sides]
     for index, side in enumerate(sides):
         if labels.count(side.label) > 1:
@@ -169,11 +168,14 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
     hashes = {side.entry.digest.tasks.get(f"{split}/{name}") for side in sides} - {None}
     if len(hashes) > 1:
         notes.append(f"{split}/{name} is not the same in all of them: tasks are paired by id and may have changed")
-    if split == "test":
-        notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
     scores = [arm_scores(arm, measure) for arm in stored]
     share = is_share_of_tasks(metric)
     verdict = judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share)
+    if split == "test" and not all(side.entry.digest.allows_test for side in sides):
+        notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
+        verdict = replace(verdict, best_arm=None, winner=None, why_no_best=ON_TEST)
+    elif split == "test":
+        notes.append(f"{split}/{name} is a test benchmark (allow_test_selection): only new tasks can confirm a choice")
     return Judged(split=split, name=name, verdict=verdict)
 
 

@@ -33,6 +33,7 @@ def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict
     metric = facts.pop("metric", "pass@1")
     split = facts.pop("split", "val")
     mode = facts.pop("mode", "max")
+    allow_test = facts.pop("allow_test", False)
     tasks = facts.pop("tasks", "t" * 64)
     runs = [
         {
@@ -66,7 +67,7 @@ def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict
         "runs": runs,
         "config": {
             "name": name,
-            "metadata": {"success_metric": {"name": metric, "mode": mode}},
+            "metadata": {"success_metric": {"name": metric, "mode": mode}, "allow_test_selection": allow_test},
             **({"runs": configs} if len(configs) > 1 else {"run": configs[0]}),
         },
         **facts,
@@ -471,8 +472,40 @@ def test_scores_on_other_tasks_or_metrics_are_on_ladders_of_their_own():
 def test_test_scores_make_no_ladder(outputs):
     history = history_of(outputs, record("x", split="test"), record("y", split="test", day=2))
     [track] = tracks_of(history.entries)
-    assert track.is_test and not track.rungs
+    assert not track.selects and not track.rungs and not track.dead_ends
     assert "test scores select nothing" in context_text(history, 1000)
+
+
+ON_TEST = (arm("a", 0.4, lr=1e-3), arm("b", 0.6, lr=1e-2))
+
+
+def test_test_scores_are_reported_and_rank_nothing(outputs):
+    history = history_of(outputs, record("x", *ON_TEST, split="test"), record("y", *ON_TEST, split="test", day=2))
+    text = context_text(history, 4000)
+    assert "pass@1 (test scores, a report and no ranking): lr=0.001 0.400, lr=0.01 0.600" in text, "in their own order"
+    assert "## Values tried" not in text and "## Dead ends" not in text
+    digest = history.entries[0].digest
+    assert digest.top is None and not digest.selects
+
+
+def test_where_the_config_allows_it_test_scores_make_a_ladder(outputs):
+    history = history_of(
+        outputs,
+        record("x", *ON_TEST, split="test", allow_test=True),
+        record("y", *ON_TEST, split="test", day=2),
+    )
+    allowed = next(track for track in tracks_of(history.entries) if track.selects)
+    assert [(rung.entry.name, rung.arm.arm) for rung in allowed.rungs] == [("x", "b")]
+    text = context_text(history, 4000)
+    assert "0.01 (1, 0.600), 0.001 (1, 0.400)" in text, "y took no part in it"
+
+
+def test_a_bound_on_a_bare_name_is_not_met_by_a_test_score(outputs):
+    history = history_of(outputs, record("x", arm("a", 0.9), split="test"), record("y", arm("a", 0.8)))
+    names = lambda condition: {entry.name for entry in select(history.entries, conditions=[condition])}  # noqa: E731
+    assert names("pass@1>=0.5") == {"y"}
+    assert names("pass@1") == {"x", "y"}, "having a metric is no choice"
+    assert names("test/tools/pass@1>=0.5") == {"x"}, "it was asked for by name"
 
 
 def test_a_winner_counts_with_the_score_to_expect_of_it():

@@ -12,6 +12,7 @@ import pytest
 
 from evsys_sdk import registry
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.eval.verdict_text import verdict_lines
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
 from evsys_sdk.record.finished import JournalledRollouts, to_data_without
 from evsys_sdk.record.history import read_history
@@ -40,6 +41,7 @@ def leave(
     metrics: Sequence[str] = ("pass@1",),
     split: str = "val",
     tasks: str = "same",
+    allow_test: bool = False,
     **settings: Any,
 ) -> Path:
     """An experiment whose journal has these rewards, per arm and seed."""
@@ -68,7 +70,7 @@ def leave(
         "config": {
             "name": name,
             "n_repeats": len(next(iter(arms.values()))),
-            "metadata": {"success_metric": {"name": metrics[0]}},
+            "metadata": {"success_metric": {"name": metrics[0]}, "allow_test_selection": allow_test},
             **({"runs": configs} if len(configs) > 1 else {"run": configs[0]}),
         },
     }
@@ -213,6 +215,18 @@ def test_a_test_benchmark_and_an_invalid_experiment_are_pointed_out(tmp_path):
     add_note(path, "invalid", "leaked", about=about)
     notes = compared(tmp_path, "a", "b").notes
     assert "b is marked as invalid: leaked" in notes and "test/tools is a test benchmark: do not choose by it" in notes
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_test_scores_are_paired_and_ranked_only_where_both_allow_it(tmp_path, allowed):
+    leave(tmp_path, "a", {"r": [passes(0.2)]}, split="test", allow_test=True)
+    leave(tmp_path, "b", {"r": [passes(0.8)]}, split="test", allow_test=allowed)
+    [judged] = compared(tmp_path, "a", "b").verdicts
+    assert judged.verdict.arms[1].vs_baseline.difference == pytest.approx(0.6)
+    lines = "\n".join(verdict_lines(judged.verdict))
+    assert ("Best arm" in lines, "Top of" in lines, "test scores do not select" in lines) == (
+        allowed, allowed, not allowed
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""What the verbs that look back print of records on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsys_sdk.cli.main import main
+
+Evsys = Callable[..., str]
+
+
+@pytest.fixture
+def evsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evsys:
+    """Runs a verb over the records in `tmp_path` and gives what it printed to stdout, then to stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        assert main([*arguments, "--dir", str(tmp_path)]) == 0
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return run
+
+
+def leave(folder: Path, name: str, scores: dict[str, list[float]], *, split: str = "val", **facts: Any) -> None:
+    """The record of an experiment with these arms, by their seeds' scores."""
+    runs = [
+        {"run_id": f"{name}/{arm}__s{n}", "status": "completed", "metrics": {f"{split}/tools/pass@1": score}}
+        for arm, seeds in scores.items()
+        for n, score in enumerate(seeds)
+    ]
+    arms = [{"arm": arm, "statuses": ["completed"] * len(seeds), "scores": seeds} for arm, seeds in scores.items()]
+    config = {"metadata": {"success_metric": "pass@1"}, "runs": [{"name": arm} for arm in scores]}
+    record = {"experiment": name, "arms": arms, "runs": runs, "config": config, **facts}
+    (folder / f"{name}.experiment_result.json").write_text(json.dumps(record))
+
+
+def test_a_score_on_a_test_benchmark_is_nobodys_best(tmp_path: Path, evsys: Evsys) -> None:
+    leave(tmp_path, "x", {"a": [0.4], "b": [0.6]}, split="test")
+    leave(tmp_path, "y", {"a": [0.3], "b": [0.7]})
+    listed = evsys("history")
+    assert "0.6" not in listed and "(test, not ranked)" in listed and "0.700 b" in listed
+    told = {one["name"]: one for one in json.loads(evsys("history", "--json"))["experiments"]}
+    assert (told["x"]["ranked"], told["x"]["top_arm"], told["x"]["score"]) == (False, None, None)
+    assert (told["y"]["ranked"], told["y"]["top_arm"], told["y"]["score"]) == (True, "b", 0.7)
