@@ -14,7 +14,7 @@ from typing import Any
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.record.digest import ArmDigest, Digest, Settings
 from evsys_sdk.record.history import Entry, History
-from evsys_sdk.record.ladder import Rung, Track, tracks_of, values_tried
+from evsys_sdk.record.ladder import Rung, Track, runs_of, tracks_of, values_tried
 from evsys_sdk.record.token_budget import Section, count_tokens, fit
 
 FEWEST_TOKENS = 400
@@ -162,9 +162,22 @@ def _open_questions(history: History, tracks: Sequence[Track]) -> Iterator[str]:
             yield f"{entry.name} was interrupted ({entry.date}); the same command goes on with it{_asks(entry.digest)}"
     for track in tracks:
         yield from _questions_of_best(track)
+    asked = _first_askers(history.entries)
     for entry in history.entries:
         if entry.counts:
-            yield from _questions_of(entry)
+            repeats = entry.digest.is_repeat and asked[_question(entry)] is not entry
+            yield from _questions_of(entry, repeats=repeats)
+
+
+def _question(entry: Entry) -> tuple[Any, ...]:
+    """The same for experiments that compare the same runs by the same metric."""
+    return runs_of(entry), *entry.digest.measured
+
+
+def _first_askers(entries: Sequence[Entry]) -> dict[tuple[Any, ...], Entry]:
+    """The oldest of those that compare the same runs; nothing where no experiment repeats another."""
+    repeats = any(entry.digest.is_repeat for entry in entries)
+    return {_question(entry): entry for entry in entries if entry.counts} if repeats else {}
 
 
 def _questions_of_best(track: Track) -> Iterator[str]:
@@ -178,12 +191,13 @@ def _questions_of_best(track: Track) -> Iterator[str]:
             yield f"is {_arm_name(rung)} better? {_against(rung)}, within noise ({rung.floor:.3f}); {_changes(rung)}"
 
 
-def _questions_of(entry: Entry) -> Iterator[str]:
+def _questions_of(entry: Entry, *, repeats: bool) -> Iterator[str]:
+    """`repeats`: another one asks the same of the same runs."""
     digest = entry.digest
     if digest.leakage:
         yield f"{entry.name}: can its scores be believed? {shorten(digest.leakage, LONGEST_REMARK)}"
     undecided = [arm for arm in digest.arms if arm.verdict == "undecided" and digest.selects]
-    if undecided:
+    if undecided and not repeats:
         each = "; ".join(f"{_arm_label(arm)}{f' needs {arm.needs}' if arm.needs else ''}" for arm in undecided[:3])
         yield f"{entry.name}: undecided against the baseline: {each}"
     if digest.outcome == "inconclusive":
@@ -264,6 +278,7 @@ def _size(digest: Digest) -> str:
     seeds = max((len(arm.statuses) for arm in digest.arms), default=0)
     told = f", {_count(len(digest.arms), 'arm')}" if len(digest.arms) > 1 else ""
     told += f" x {seeds} seeds" if len(digest.arms) > 1 and seeds > 1 else f", {seeds} seeds" if seeds > 1 else ""
+    told += ", runs taken over from other experiments" if digest.is_repeat else ""
     return told + (f", cut to {digest.max_steps} steps" if digest.max_steps else "")
 
 

@@ -46,6 +46,10 @@ class ArmDigest:
     statuses: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     """The success metric of each seed that has one."""
+    runs: list[str] = field(default_factory=list)
+    """Folders of its completed runs, as seen from the record's; of one that was taken over, that of the run it is."""
+    reused: list[str] = field(default_factory=list)
+    """Those of them that were taken over from another experiment."""
     half_width: float | None = None
     """Of the 95 % interval over tasks, as a mean over seeds."""
     verdict: str | None = None
@@ -109,6 +113,11 @@ class Digest:
         if len(found) == 1:
             return found.pop()
         return "partial" if "completed" in found else "failed" if "failed" in found else "cancelled"
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether all its completed runs are those of other experiments."""
+        return any(arm.reused for arm in self.arms) and all(len(arm.reused) == len(arm.runs) for arm in self.arms)
 
     def arm(self, name: str) -> ArmDigest | None:
         return next((arm for arm in self.arms if arm.arm == name), None)
@@ -243,6 +252,8 @@ def _arms(
                 own=own.get(arm["arm"], {}),
                 statuses=statuses,
                 scores=[score for score in arm.get("scores") or [] if _is_number(score)],
+                runs=_places(mine),
+                reused=[run["reused_from"] for run, _ in mine if run.get("reused_from")],
                 half_width=_half_width(mine),
                 verdict=found.get("verdict"),
                 needs=_needs(found.get("vs_baseline")),
@@ -265,6 +276,15 @@ def _needs(comparison: Any) -> str | None:
         if found.get(key)
     ]
     return f"about {' or '.join(counts)}" if counts else None
+
+
+def _places(runs: list[MeasuredRun]) -> list[str]:
+    """Where the completed runs lie; own ones in the record's folder."""
+    return [
+        run.get("reused_from") or run["run_dir"].rpartition("/")[2]
+        for run, _ in runs
+        if run.get("status") == "completed" and run.get("run_dir")
+    ]
 
 
 def _means(runs: list[Mapping[str, Any]]) -> dict[str, float]:

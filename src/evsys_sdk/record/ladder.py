@@ -2,14 +2,15 @@
 
 In: entries. Out: `Track`s, one per success metric on one set of tasks, each with its noise, its kept rungs and its dead
 ends. Scores of different metrics or tasks are never put on one ladder, and scores on test benchmarks alone make none,
-unless the experiment's config allows test scores to select.
+unless the experiment's config allows test scores to select. A run that other experiments took over is counted once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -95,7 +96,9 @@ class Track:
 def tracks_of(entries: Sequence[Entry]) -> list[Track]:
     """The tracks of all entries that count, the one that was worked on last first."""
     groups: dict[tuple[str, str, str, bool], list[Entry]] = {}
-    for entry in sorted((entry for entry in entries if entry.counts), key=lambda entry: entry.when):
+    void = {place for entry in entries if entry.status == "invalid" for place in runs_of(entry, own=True)}
+    counting = [_without(entry, void) for entry in entries if entry.counts]
+    for entry in sorted(counting, key=lambda entry: entry.when):
         digest = entry.digest
         if digest.measured and digest.scored:
             tasks = "-".join(digest.tasks.get(key.rsplit("/", 1)[0], "") for key in digest.measured)
@@ -103,6 +106,44 @@ def tracks_of(entries: Sequence[Entry]) -> list[Track]:
             groups.setdefault(key, []).append(entry)
     tracks = [_track(*key, group) for key, group in groups.items()]
     return sorted(tracks, key=lambda track: -track.entries[-1].when)
+
+
+def runs_of(entry: Entry, *, own: bool = False) -> frozenset[str]:
+    """Folders of the runs that an experiment is made of; `own`: without those that it took over."""
+    taken = {place for arm in entry.digest.arms for place in arm.reused} if own else set()
+    return _places(entry, [place for arm in entry.digest.arms for place in arm.runs if place not in taken])
+
+
+def _places(entry: Entry, runs: Iterable[str]) -> frozenset[str]:
+    folder = os.path.dirname(entry.record)
+    return frozenset(os.path.normpath(f"{folder}/{run}") if "/" in run else f"{folder}/{run}" for run in runs)
+
+
+def _counted_once(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """The entries without the scores of arms all of whose runs an entry before them has."""
+    seen: set[str] = set()
+    if not any(arm.reused for entry in entries for arm in entry.digest.arms):
+        yield from entries
+        return
+    for entry in entries:
+        yield _without(entry, seen)
+        seen |= runs_of(entry)
+
+
+def _without(entry: Entry, seen: Set[str]) -> Entry:
+    """The entry without the scores of arms all of whose runs are among those `seen`."""
+    digest = entry.digest
+    known = [arm for arm in digest.arms if seen and arm.runs and _places(entry, arm.runs) <= seen]
+    if not known:
+        return entry
+    top = digest.top
+    less = replace(
+        digest,
+        arms=[replace(arm, scores=[], half_width=None) if arm in known else arm for arm in digest.arms],
+        best_arm=None if digest.best_arm in [arm.arm for arm in known] else digest.best_arm,
+        expected=None if top in known else digest.expected,
+    )
+    return replace(entry, digest=less)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +159,13 @@ def values_tried(track: Track) -> dict[str, list[Tried]]:
     """Setting -> its values, for settings of which several were tried; what was tried most first, and of a setting's
     values the one with the best score. None of a track whose scores select nothing."""
     found: dict[str, dict[Any, list[float]]] = {}
-    for digest in (entry.digest for entry in track.entries if track.selects):
+    entries = track.entries[::-1] if track.selects else []
+    # The newest first: an arm that was run again with more seeds holds what the one before it had.
+    for digest in (entry.digest for entry in _counted_once(entries)):
         for arm in digest.scored:
+            mean = arm.mean or 0.0
             for key, value in {**digest.common, **arm.own}.items():
-                found.setdefault(key, {}).setdefault(value, []).append(arm.mean or 0.0)
+                found.setdefault(key, {}).setdefault(value, []).append(mean)
     down = track.mode == "max"
     tried = {
         key: sorted(
@@ -149,8 +193,9 @@ def noise_of(entries: Sequence[Entry]) -> Noise:
 
 
 def _track(metric: str, mode: str, tasks: str, selects: bool, entries: list[Entry]) -> Track:
-    track = Track(metric=metric, mode=mode, entries=entries, noise=noise_of(entries), tasks=tasks, selects=selects)
-    for entry in entries if selects else []:
+    noise = noise_of(list(_counted_once(entries[::-1])))
+    track = Track(metric=metric, mode=mode, entries=entries, noise=noise, tasks=tasks, selects=selects)
+    for entry in _counted_once(entries if selects else []):
         rung = _rung(entry, track)
         if rung is not None:
             places = {"first": track.rungs, "kept": track.rungs, "within noise": track.undecided}

@@ -19,7 +19,7 @@ from evsys_sdk.record.digest import digest_of, from_plain, to_plain
 from evsys_sdk.record.history import History, read_history, records_below
 from evsys_sdk.record.index import INDEX_FILE, note_results, note_start, read_index
 from evsys_sdk.record.journal import EXPERIMENT, Journal
-from evsys_sdk.record.ladder import Noise, tracks_of
+from evsys_sdk.record.ladder import Noise, tracks_of, values_tried
 from evsys_sdk.record.look_up import look_up, parse_condition, select
 from evsys_sdk.record.notes import add_note, notes_path
 from evsys_sdk.record.progress import progress_in
@@ -28,17 +28,21 @@ from evsys_sdk.record.token_budget import Section, count_tokens, fit
 
 
 def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict[str, Any]:
-    """What an experiment with these arms leaves; `day` of January 2026 is when it ended."""
+    """What an experiment with these arms leaves; `day` of January 2026 is when it ended, `reuses` names the experiment
+    that runs were taken over from, with how many seeds per arm (all, if that is left out)."""
     arms = arms or (arm("a", 0.5),)
     metric = facts.pop("metric", "pass@1")
     split = facts.pop("split", "val")
     mode = facts.pop("mode", "max")
     allow_test = facts.pop("allow_test", False)
+    reuses, seeds_reused = facts.pop("reuses", None), facts.pop("seeds_reused", 99)
     tasks = facts.pop("tasks", "t" * 64)
     runs = [
         {
             "run_id": f"{name}/{one['arm']}__s{seed}",
             "status": status,
+            "run_dir": f"somewhere/{name}_{one['arm']}__s{seed}",
+            "reused_from": f"{reuses}_{one['arm']}__s{seed}" if reuses and seed < seeds_reused else None,
             "metrics": {f"{split}/tools/{metric}": score} if (score := one["each"][seed]) is not None else {},
             "evals": [
                 {
@@ -513,6 +517,76 @@ def test_a_winner_counts_with_the_score_to_expect_of_it():
         [_counting(record("x", arm("a", 0.5), arm("b", 0.9), best_arm="b", verdict={"winner": {"expected": 0.7}}))]
     )
     assert track.rungs[0].score == 0.7
+
+
+# Runs that were taken over
+
+
+def test_an_experiment_of_runs_that_were_taken_over_is_neither_rung_nor_dead_end():
+    arms = [arm("a", 0.5, 0.6, lr=1e-3), arm("b", 0.3, 0.4, lr=1e-2)]
+    once, twice = record("first", *arms), record("again", *arms, day=2, reuses="first")
+    assert outcomes(once, twice) == {"first": "first"}
+    [track], [alone] = tracks_of([_counting(once), _counting(twice)]), tracks_of([_counting(once)])
+    assert values_tried(track) == values_tried(alone), "the same evidence is counted once"
+    assert track.noise == alone.noise
+
+
+def test_of_an_experiment_with_one_new_arm_the_new_arm_counts():
+    more = record(
+        "more",
+        arm("a", 0.5, lr=1e-3),
+        arm("b", 0.2, lr=1e-2),
+        day=2,
+        best_arm="a",
+        verdict={"winner": {"expected": 0.4}},
+    )
+    more["runs"][0]["reused_from"] = "first_a__s0"
+    [track] = tracks_of([_counting(record("first", arm("a", 0.5, lr=1e-3))), _counting(more)])
+    assert [(rung.entry.name, rung.arm.arm, rung.score) for rung in track.dead_ends] == [("more", "b", 0.2)]
+    assert [len(one.scores) for one in values_tried(track)["algorithm.params.lr"]] == [1, 1]
+
+
+def test_an_arm_with_more_seeds_takes_the_place_of_the_one_it_took_over():
+    more = record("more", arm("a", 0.5, 0.7, 0.9, lr=1e-3), day=2, reuses="first", seeds_reused=1)
+    other = record("other", arm("a", 0.1, lr=1e-2), day=3)
+    [track] = tracks_of([_counting(record("first", arm("a", 0.5, lr=1e-3))), _counting(more), _counting(other)])
+    [best, _] = values_tried(track)["algorithm.params.lr"]
+    assert best.scores == [pytest.approx(0.7)]
+    assert [rung.entry.name for rung in (*track.rungs, *track.undecided)] == ["first", "more"], (
+        "it is news all the same"
+    )
+
+
+def test_what_an_experiment_took_over_from_one_that_is_not_known_here_is_its_own():
+    assert outcomes(record("again", arm("a", 0.5), reuses="gone")) == {"again": "first"}
+
+
+def test_runs_of_an_invalid_experiment_do_not_come_back_with_those_who_took_them_over(outputs):
+    history = history_of(
+        outputs, record("leaked", arm("a", 0.99)), record("again", arm("a", 0.99), day=2, reuses="leaked")
+    )
+    leaked = entry_of(outputs, "leaked")
+    add_note(leaked.record, "invalid", "tasks were in the rows", about=leaked.digest.result)
+    assert tracks_of(history.entries) and not tracks_of(read_history(None, [outputs]).entries)
+
+
+def test_an_invalid_experiment_leaves_the_runs_that_it_took_over_to_their_owner(outputs):
+    history_of(outputs, record("first", arm("a", 0.5)), record("again", arm("a", 0.5), day=2, reuses="first"))
+    again = entry_of(outputs, "again")
+    add_note(again.record, "invalid", "it took over the wrong run", about=again.digest.result)
+    [track] = tracks_of(read_history(None, [outputs]).entries)
+    assert [rung.entry.name for rung in track.rungs] == ["first"]
+
+
+def test_a_question_about_the_same_runs_is_asked_once(outputs):
+    verdict = {"arms": [{"arm": "a"}, {"arm": "b", "verdict": "undecided"}]}
+    arms = (arm("a", 0.5, lr=1e-3), arm("b", 0.6, lr=1e-2))
+    history = history_of(
+        outputs, record("first", *arms, verdict=verdict), record("again", *arms, day=2, reuses="first", verdict=verdict)
+    )
+    text = context_text(history, 4000)
+    assert "first: undecided against the baseline" in text and text.count("undecided against the baseline") == 1
+    assert "again (2026-01-02, completed, 2 arms, runs taken over from other experiments)" in text
 
 
 # The context
