@@ -17,6 +17,7 @@ from evsys_sdk.eval.verdict import Verdict
 from evsys_sdk.record.digest import ArmDigest, flatten
 from evsys_sdk.record.history import Entry, History, read_record
 from evsys_sdk.record.look_up import look_up
+from evsys_sdk.registry import lower_is_better
 from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, is_share_of_tasks, read_arm
 
 BESIDE = frozenset(["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"])
@@ -180,8 +181,9 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
 
 
 def _mode(measure: Measure, sides: Sequence[Side]) -> Literal["max", "min"]:
+    """As the experiments that measure success by it say; else as the metric is."""
     modes = {side.entry.digest.mode for side in sides if _key(measure) in side.entry.digest.measured}
-    return "min" if modes == {"min"} else "max"
+    return "min" if modes == {"min"} or (not modes and lower_is_better(measure[2])) else "max"
 
 
 def _why_no_verdict(stored: Sequence[StoredArm], metric: str | None) -> str:

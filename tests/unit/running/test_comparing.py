@@ -179,6 +179,15 @@ def test_another_metric_can_be_asked_for(tmp_path):
     assert not found.verdicts and "scored by: val/tools/mean_reward, val/tools/pass@1" in found.notes[-1]
 
 
+def test_of_a_metric_that_costs_something_less_is_better(tmp_path):
+    for name in ("a", "b"):
+        leave(tmp_path, name, {"r": [passes(0.5)]}, metrics=("pass@1", "tokens_per_task"))
+    modes = [
+        compared(tmp_path, "a", "b", metric=metric).verdicts[0].verdict.mode for metric in ("pass@1", "tokens_per_task")
+    ]
+    assert modes == ["max", "min"]
+
+
 def test_without_rollouts_there_is_no_verdict_and_the_rest_is_told(tmp_path):
     leave(tmp_path, "a", {"r": [passes(0.5)]})
     leave(tmp_path, "b", {"r": [passes(0.7)]})
