@@ -32,6 +32,7 @@ NOT_COMPARED = frozenset(["name", "tags"])
 
 MeasuredRun = tuple[Mapping[str, Any], list[str]]
 """A run of a record, and its metrics that the success metric stands for."""
+Bounds = tuple[float, float]
 Settings = dict[str, Any]
 """Dotted place -> value; what is long is shortened to text."""
 
@@ -50,8 +51,13 @@ class ArmDigest:
     """Folders of its completed runs, as seen from the record's; of one that was taken over, that of the run it is."""
     reused: list[str] = field(default_factory=list)
     """Those of them that were taken over from another experiment."""
+    low: float | None = None
+    high: float | None = None
+    """95 % interval of the mean."""
+    covers: str = ""
+    """Over what the interval is: `tasks`, or `tasks and seeds`."""
     half_width: float | None = None
-    """Of the 95 % interval over tasks, as a mean over seeds."""
+    """Of a single seed's 95 % interval over tasks, as a mean over seeds; what noise is made of."""
     verdict: str | None = None
     """Against the baseline arm: better, worse, equivalent, undecided."""
     needs: str | None = None
@@ -239,6 +245,8 @@ def _arms(
     record: Mapping[str, Any], runs: list[MeasuredRun], own: dict[str, Settings], verdict: Mapping[str, Any]
 ) -> list[ArmDigest]:
     judged = {arm["arm"]: arm for arm in verdict.get("arms") or [] if isinstance(arm, Mapping) and "arm" in arm}
+    # A verdict lends the scatter of other arms' seeds to an arm with one.
+    covers = "tasks and seeds" if any((arm.get("n_seeds") or 1) > 1 for arm in judged.values()) else "tasks"
     arms = []
     for arm in record.get("arms") or []:
         statuses = [str(status) for status in arm.get("statuses") or []]
@@ -246,6 +254,8 @@ def _arms(
         mine, runs = runs[: len(statuses)], runs[len(statuses) :]
         found = judged.get(arm["arm"], {})
         errors = arm.get("errors") or []
+        widths = [bounds for run, keys in mine if len(keys) == 1 and (bounds := _bounds(run, keys[0]))]
+        low, high, over = _interval(found, covers, widths if len(mine) == 1 else [])
         arms.append(
             ArmDigest(
                 arm=str(arm["arm"]),
@@ -254,7 +264,10 @@ def _arms(
                 scores=[score for score in arm.get("scores") or [] if _is_number(score)],
                 runs=_places(mine),
                 reused=[run["reused_from"] for run, _ in mine if run.get("reused_from")],
-                half_width=_half_width(mine),
+                low=low,
+                high=high,
+                covers=over,
+                half_width=fmean((high - low) / 2 for low, high in widths) if widths else None,
                 verdict=found.get("verdict"),
                 needs=_needs(found.get("vs_baseline")),
                 metrics=_means([run for run, _ in mine]),
@@ -302,14 +315,17 @@ def _matching(run: Mapping[str, Any], metric: str | None) -> list[str]:
     return matching(RunResult(run_id="", status="completed", metrics=metrics), metric) if metric else []
 
 
-def _half_width(runs: list[MeasuredRun]) -> float | None:
-    """Of the success metric's interval over tasks, where one benchmark measured it."""
-    found = [width for run, keys in runs if len(keys) == 1 and (width := _width(run, keys[0])) is not None]
-    return fmean(found) if found else None
+def _interval(
+    judged: Mapping[str, Any], covers: str, of_the_run: list[Bounds]
+) -> tuple[float | None, float | None, str]:
+    """The verdict's interval of an arm and what it covers; else that of its only run."""
+    if _is_number(judged.get("low")) and _is_number(judged.get("high")):
+        return judged["low"], judged["high"], covers
+    return (*of_the_run[0], "tasks") if of_the_run else (None, None, "")
 
 
-def _width(run: Mapping[str, Any], key: str) -> float | None:
-    """Of the last such score: that of the final weights comes after those of the loop."""
+def _bounds(run: Mapping[str, Any], key: str) -> Bounds | None:
+    """The interval over tasks of the last such score: that of the final weights comes after those of the loop."""
     for one in reversed(run.get("evals") or []):
         prefix = one["split"] if one.get("split") == one.get("name") else f"{one.get('split')}/{one.get('name')}"
         if not key.startswith(prefix):
@@ -317,7 +333,7 @@ def _width(run: Mapping[str, Any], key: str) -> float | None:
         for score in one.get("scores") or []:
             low, high = score.get("low"), score.get("high")
             if key == f"{prefix}/{score['metric']}" and _is_number(low) and _is_number(high):
-                return float(high - low) / 2
+                return float(low), float(high)
     return None
 
 

@@ -48,3 +48,29 @@ def test_a_score_on_a_test_benchmark_is_nobodys_best(tmp_path: Path, evsys: Evsy
     told = {one["name"]: one for one in json.loads(evsys("history", "--json"))["experiments"]}
     assert (told["x"]["ranked"], told["x"]["top_arm"], told["x"]["score"]) == (False, None, None)
     assert (told["y"]["ranked"], told["y"]["top_arm"], told["y"]["score"]) == (True, "b", 0.7)
+
+
+def test_a_score_is_shown_with_the_verdicts_interval_and_what_it_covers(tmp_path: Path, evsys: Evsys) -> None:
+    arms = [
+        {"arm": "a", "low": 0.25, "high": 0.75, "n_seeds": 2},
+        {"arm": "b", "low": 0.125, "high": 0.5, "n_seeds": 1},
+    ]
+    leave(tmp_path, "x", {"a": [0.4, 0.6], "b": [0.3]}, verdict={"arms": arms})
+    shown = evsys("show", "x")
+    assert "pass@1 0.500 [0.250, 0.750] (95 % over tasks and seeds) (seeds 0.400, 0.600)" in shown
+    assert "pass@1 0.300 [0.125, 0.500] (95 % over tasks and seeds)" in shown, "it has what the other's seeds scatter"
+    assert "+-" not in shown
+
+
+@pytest.mark.parametrize("n_seeds", [1, 2])
+def test_without_a_verdict_a_run_has_its_own_interval_and_a_mean_of_seeds_none(
+    tmp_path: Path, evsys: Evsys, n_seeds: int
+) -> None:
+    leave(tmp_path, "x", {"a": [0.5] * n_seeds})
+    path = tmp_path / "x.experiment_result.json"
+    record = json.loads(path.read_text())
+    scores = [{"metric": "pass@1", "low": 0.25, "high": 0.75}]
+    for run in record["runs"]:
+        run["evals"] = [{"split": "val", "name": "tools", "scores": scores}]
+    path.write_text(json.dumps(record))
+    assert ("pass@1 0.500 [0.250, 0.750] (95 % over tasks)" in evsys("show", "x")) == (n_seeds == 1)
