@@ -171,13 +171,21 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
         notes.append(f"{split}/{name} is not the same in all of them: tasks are paired by id and may have changed")
     scores = [arm_scores(arm, measure) for arm in stored]
     share = is_share_of_tasks(metric)
-    verdict = judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share)
+    verdict = _advised(judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share))
     if split == "test" and not all(side.entry.digest.allows_test for side in sides):
         notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
         verdict = replace(verdict, best_arm=None, winner=None, why_no_best=ON_TEST)
     elif split == "test":
         notes.append(f"{split}/{name} is a test benchmark (allow_test_selection): only new tasks can confirm a choice")
     return Judged(split=split, name=name, verdict=verdict)
+
+
+def _advised(verdict: Verdict) -> Verdict:
+    """Where the baseline has no score, the advice is this command's and not a config's."""
+    first, *others = verdict.arms
+    if first.mean is not None or all(arm.mean is None for arm in others):
+        return verdict
+    return replace(verdict, why_no_best=f"{first.arm} has no score to compare with; name another one first")
 
 
 def _mode(measure: Measure, sides: Sequence[Side]) -> Literal["max", "min"]:

@@ -155,6 +155,14 @@ def test_an_evaluation_in_which_all_errored_is_no_score_of_zero(tmp_path):
     assert broken.mean is None and "errored" in broken.why_unranked
 
 
+def test_where_the_first_has_no_score_the_advice_is_to_name_another_first(tmp_path):
+    leave(tmp_path, "a", {"r": [dict.fromkeys(passes(0.5))]})
+    for name in ("b", "c"):
+        leave(tmp_path, name, {"r": [passes(0.5)]})
+    lines = "\n".join(verdict_lines(compared(tmp_path, "a", "b", "c").verdicts[0].verdict))
+    assert "a has no score to compare with; name another one first." in lines and "baseline_arm" not in lines
+
+
 def test_a_metric_that_is_no_mean_over_tasks_is_not_paired(monkeypatch):
     class BestTask:
         def compute(self, task_rewards):
