@@ -88,13 +88,13 @@ def _ladder_lines(tracks: Sequence[Track]) -> Iterator[str]:
     """The best of every track first, then how each was reached, so that a small budget has all the bests."""
     climbed = [track for track in tracks if track.rungs]
     for track in climbed:
-        yield f"{track.metric}: {_rung_line(track.rungs[-1])}"
+        yield f"{track.label}: {_rung_line(track.rungs[-1])}"
     for track in climbed:
         for rung in reversed(track.rungs[:-1]):
-            yield f"before, {track.metric}: {_rung_line(rung)}"
+            yield f"before, {track.label}: {_rung_line(rung)}"
     for track in tracks:
         if not track.selects:
-            yield f"{track.metric}: on a test benchmark alone, and test scores select nothing; no ladder is made of it"
+            yield f"{track.label}: on a test benchmark alone, and test scores select nothing; no ladder is made of it"
 
 
 def _rung_line(rung: Rung) -> str:
@@ -148,10 +148,8 @@ def _noise_line(track: Track) -> str:
     if noise.half_width is not None:
         told.append(f"95 % interval over tasks: +-{noise.half_width:.3f}")
     if floor is None:
-        return f"{track.metric}: not known; run an arm with n_repeats: 3 and score on a benchmark"
-    return (
-        f"{track.metric}: two single runs that differ by less than {floor:.3f} are not told apart ({'; '.join(told)})"
-    )
+        return f"{track.label}: not known; run an arm with n_repeats: 3 and score on a benchmark"
+    return f"{track.label}: two single runs that differ by less than {floor:.3f} are not told apart ({'; '.join(told)})"
 
 
 def _open_questions(history: History, tracks: Sequence[Track]) -> Iterator[str]:
@@ -183,9 +181,9 @@ def _first_askers(entries: Sequence[Entry]) -> dict[tuple[Any, ...], Entry]:
 def _questions_of_best(track: Track) -> Iterator[str]:
     best = track.rungs[-1] if track.rungs else None
     if best is not None and len(best.arm.scores) == 1 and len(track.entries) > 1:
-        yield f"the best of {track.metric}, {_arm_name(best)}, has one seed: would it hold with n_repeats: 3?"
+        yield f"the best of {track.label}, {_arm_name(best)}, has one seed: would it hold with n_repeats: 3?"
     if best is not None and best.before is not None and best.floor is None:
-        yield f"{track.metric}: how much is noise is not known, so the ladder may be luck"
+        yield f"{track.label}: how much is noise is not known, so the ladder may be luck"
     for rung in reversed(track.undecided):
         if rung.before is best:
             yield f"is {_arm_name(rung)} better? {_against(rung)}, within noise ({rung.floor:.3f}); {_changes(rung)}"
@@ -244,7 +242,7 @@ def _values(tracks: Sequence[Track]) -> Iterator[str]:
         for key, values in values_tried(track).items():
             told = [f"{_value(one.value)} ({_tally(one.scores)})" for one in values[:SHOWN_VALUES]]
             more = f" and {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
-            where = f" by {track.metric}" if len(tracks) > 1 else ""
+            where = f" by {track.label}" if len(tracks) > 1 else ""
             yield f"{key}{where}: {', '.join(told)}{more}"
 
 

@@ -94,6 +94,10 @@ class Digest:
     """Its config says `allow_test_selection`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Benchmark -> hash of its tasks, where the record has it."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """Benchmark -> where its tasks come from, where the config says so."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Benchmark -> how many of its tasks, where not all."""
     best_arm: str | None = None
     expected: float | None = None
     """Of the winner, corrected for having been picked."""
@@ -164,6 +168,7 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
     common, own = split_settings(config)
     runs = [run for run in record.get("runs") or [] if isinstance(run, Mapping)]
     keys = [_matching(run, metric) for run in runs]
+    benchmarks = _entries(metadata)
     return Digest(
         name=name,
         result=result_id(record) if record.get("arms") else "",
@@ -177,6 +182,8 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
         measured=sorted({key for found in keys for key in found}),
         allows_test=bool(metadata.get("allow_test_selection")),
         tasks=_tasks(record),
+        paths={name: str(entry["path"]) for name, entry in benchmarks.items() if entry.get("path")},
+        limits={name: entry["limit"] for name, entry in benchmarks.items() if entry.get("limit")},
         best_arm=record.get("best_arm"),
         expected=_mapping(verdict.get("winner")).get("expected"),
         conclusion=_text(record.get("conclusion")),
@@ -342,6 +349,21 @@ def _tasks(record: Mapping[str, Any]) -> dict[str, str]:
     word = "tasks of "
     found = _mapping(record.get("contents"))
     return {key.removeprefix(word): str(value)[:12] for key, value in found.items() if key.startswith(word)}
+
+
+def _entries(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The config's benchmarks, each by the name that its tasks have; an entry without a label is a test."""
+    found = metadata.get("benchmark") or []
+    entries = [_mapping(entry) for entry in ([found] if isinstance(found, Mapping) else found)]
+    return {f"{_role(entry)}/{_name(entry)}": entry for entry in entries}
+
+
+def _role(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("split") or ("val" if "val" in (entry.get("tags") or []) else "test"))
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("name") or entry.get("id") or str(entry.get("path")).rstrip("/").rpartition("/")[2])
 
 
 def _leakage(record: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
-from evsys_sdk.record.digest import ArmDigest, Settings
+from evsys_sdk.record.digest import ArmDigest, Digest, Settings
 from evsys_sdk.record.history import Entry
 
 STUDENT = (
@@ -88,9 +88,11 @@ class Track:
     undecided: list[Rung] = field(default_factory=list)
     """Higher than the best of their time, by no more than noise; oldest first."""
     tasks: str = ""
-    """Hash of the tasks, where it is known."""
+    """Hash of the tasks, where it is known, and how many of them if not all."""
     selects: bool = True
     """False: measured on test benchmarks alone, which select nothing."""
+    label: str = ""
+    """The metric, and what tells the track from others of that metric."""
 
 
 def tracks_of(entries: Sequence[Entry]) -> list[Track]:
@@ -101,11 +103,38 @@ def tracks_of(entries: Sequence[Entry]) -> list[Track]:
     for entry in sorted(counting, key=lambda entry: entry.when):
         digest = entry.digest
         if digest.measured and digest.scored:
-            tasks = "-".join(digest.tasks.get(key.rsplit("/", 1)[0], "") for key in digest.measured)
-            key = (" + ".join(digest.measured), digest.mode, tasks.strip("-"), digest.selects)
+            key = (" + ".join(digest.measured), digest.mode, _tasks(digest), digest.selects)
             groups.setdefault(key, []).append(entry)
     tracks = [_track(*key, group) for key, group in groups.items()]
-    return sorted(tracks, key=lambda track: -track.entries[-1].when)
+    tracks.sort(key=lambda track: -track.entries[-1].when)
+    return [replace(track, label=_label(track, tracks)) for track in tracks]
+
+
+def _suites(digest: Digest) -> list[str]:
+    """The benchmarks that measured it, as `val/tools`."""
+    return list(dict.fromkeys(key.rpartition("/")[0] for key in digest.measured))
+
+
+def _tasks(digest: Digest) -> str:
+    """The same for experiments measured on the same tasks: `tasks 5f0c1a2b`, `the first 8 of tasks 5f0c1a2b`."""
+    firsts = {suite: f"the first {limit} of " for suite, limit in digest.limits.items()}
+    known = [suite for suite in _suites(digest) if suite in digest.tasks]
+    return " + ".join(f"{firsts.get(suite, '')}tasks {digest.tasks[suite][:8]}" for suite in known)
+
+
+def _label(track: Track, tracks: Sequence[Track]) -> str:
+    """`val/tools/pass@1 (tasks 5f0c1a2b in data/val)` where tracks of one metric have to be told apart."""
+    others = [other for other in tracks if other.metric == track.metric]
+    told = []
+    if len({other.tasks for other in others}) > 1:
+        digest = track.entries[-1].digest
+        paths = [digest.paths[suite] for suite in _suites(digest) if suite in digest.paths]
+        told.append(f"{track.tasks or 'tasks not known'}{' in ' if paths else ''}{' + '.join(paths)}")
+    if len({other.mode for other in others}) > 1:
+        told.append("lower is better" if track.mode == "min" else "higher is better")
+    if len({other.selects for other in others}) > 1:
+        told.append("allow_test_selection" if track.selects else "no allow_test_selection")
+    return f"{track.metric} ({'; '.join(told)})" if told else track.metric
 
 
 def runs_of(entry: Entry, *, own: bool = False) -> frozenset[str]:

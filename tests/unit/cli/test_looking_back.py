@@ -74,3 +74,10 @@ def test_without_a_verdict_a_run_has_its_own_interval_and_a_mean_of_seeds_none(
         run["evals"] = [{"split": "val", "name": "tools", "scores": scores}]
     path.write_text(json.dumps(record))
     assert ("pass@1 0.500 [0.250, 0.750] (95 % over tasks)" in evsys("show", "x")) == (n_seeds == 1)
+
+
+def test_a_record_that_cannot_be_read_is_listed_and_not_called_left_out(tmp_path: Path, evsys: Evsys) -> None:
+    (tmp_path / "torn.experiment_result.json").write_text('{"experiment": "to')
+    printed = evsys("history")
+    assert "torn  unreadable" in printed and "cannot be read, so nothing of it counts" in printed
+    assert "left out" not in printed

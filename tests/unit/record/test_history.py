@@ -35,6 +35,7 @@ def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict
     split = facts.pop("split", "val")
     mode = facts.pop("mode", "max")
     allow_test = facts.pop("allow_test", False)
+    bench = {"name": "tools", "split": split, "path": "data/val", **facts.pop("bench", {})}
     reuses, seeds_reused = facts.pop("reuses", None), facts.pop("seeds_reused", 99)
     tasks = facts.pop("tasks", "t" * 64)
     runs = [
@@ -71,7 +72,11 @@ def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict
         "runs": runs,
         "config": {
             "name": name,
-            "metadata": {"success_metric": {"name": metric, "mode": mode}, "allow_test_selection": allow_test},
+            "metadata": {
+                "success_metric": {"name": metric, "mode": mode},
+                "allow_test_selection": allow_test,
+                "benchmark": [bench],
+            },
             **({"runs": configs} if len(configs) > 1 else {"run": configs[0]}),
         },
         **facts,
@@ -153,11 +158,11 @@ def test_the_verdict_of_a_record_reaches_its_arms():
 
 
 @pytest.mark.parametrize("data", [{}, {"experiment": 3}, {"experiment": "x", "arms": [3]}, [1], "x", None])
-def test_what_is_no_record_is_told_and_left_out(outputs, data):
+def test_what_is_no_record_is_told_and_listed_as_unreadable(outputs, data):
     (outputs / "x.experiment_result.json").write_text(json.dumps(data))
     found = read_history(None, [outputs])
     assert [entry.state for entry in found.entries] == ["unreadable"]
-    assert "x.experiment_result.json cannot be read" in found.problems[0]
+    assert "x.experiment_result.json cannot be read, so nothing of it counts: " in found.problems[0]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"experiment": "x", "ar', "\x00\x00", "[" * 100_000])
@@ -471,6 +476,49 @@ def test_scores_on_other_tasks_or_metrics_are_on_ladders_of_their_own():
         ]
     )
     assert len(tracks) == 3 and all(len(track.rungs) == 1 for track in tracks)
+
+
+def labels(*records: dict[str, Any]) -> set[str]:
+    return {track.label for track in tracks_of([_counting(data) for data in records])}
+
+
+def test_tracks_of_one_metric_say_what_tells_them_apart():
+    plain = record("a")
+    assert labels(plain) == {"val/tools/pass@1"}, "nothing to tell apart"
+    assert labels(plain, record("b", tasks="u" * 64, bench={"path": "data/hard"})) == {
+        "val/tools/pass@1 (tasks tttttttt in data/val)",
+        "val/tools/pass@1 (tasks uuuuuuuu in data/hard)",
+    }
+    assert labels(plain, record("b", mode="min")) == {
+        "val/tools/pass@1 (higher is better)",
+        "val/tools/pass@1 (lower is better)",
+    }
+    assert labels(record("a", split="test"), record("b", split="test", allow_test=True)) == {
+        "test/tools/pass@1 (no allow_test_selection)",
+        "test/tools/pass@1 (allow_test_selection)",
+    }
+    unknown = record("b", contents={})
+    assert "val/tools/pass@1 (tasks not known in data/val)" in labels(plain, unknown)
+
+
+def test_scores_on_a_part_of_the_tasks_are_on_a_ladder_of_their_own():
+    found = labels(record("all"), record("some", bench={"limit": 8}))
+    assert found == {
+        "val/tools/pass@1 (tasks tttttttt in data/val)",
+        "val/tools/pass@1 (the first 8 of tasks tttttttt in data/val)",
+    }
+
+
+def test_every_line_about_a_track_says_which_one_it_is(outputs):
+    history = history_of(
+        outputs,
+        record("easy", arm("a", 0.5, lr=1e-3), arm("b", 0.6, lr=1e-2)),
+        record("hard", arm("a", 0.1, lr=1e-3), arm("b", 0.2, lr=1e-2), tasks="u" * 64),
+    )
+    text = context_text(history, 4000)
+    told = [line for line in text.partition("## Tried")[0].splitlines() if "val/tools/pass@1" in line]
+    assert len(told) == 6, "a best, a noise floor and the values of each"
+    assert all("(tasks tttttttt in data/val)" in line or "(tasks uuuuuuuu in data/val)" in line for line in told)
 
 
 def test_test_scores_make_no_ladder(outputs):
