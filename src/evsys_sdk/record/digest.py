@@ -204,11 +204,16 @@ def result_id(record: Mapping[str, Any]) -> str:
 
 
 def to_plain(digest: Digest) -> dict[str, Any]:
-    return asdict(digest)
+    """As plain data, without what is empty: hundreds of these are read at a time."""
+    return asdict(digest, dict_factory=_filled)
+
+
+def _filled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value is not None and value != [] and value != {} and value != ""}
 
 
 def from_plain(data: Mapping[str, Any]) -> Digest:
-    return Digest(**{**data, "arms": [ArmDigest(**arm) for arm in data["arms"]]})
+    return Digest(**{**data, "arms": [ArmDigest(**arm) for arm in data.get("arms", [])]})
 
 
 def hypothesis_text(hypothesis: Any) -> str:
