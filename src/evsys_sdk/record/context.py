@@ -169,7 +169,7 @@ def _open_questions(history: History, tracks: Sequence[Track]) -> Iterator[str]:
 
 def _question(entry: Entry) -> tuple[Any, ...]:
     """The same for experiments that compare the same runs by the same metric."""
-    return runs_of(entry), *entry.digest.measured
+    return runs_of(entry), entry.digest.selects, *entry.digest.measured
 
 
 def _first_askers(entries: Sequence[Entry]) -> dict[tuple[Any, ...], Entry]:

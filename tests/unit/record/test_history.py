@@ -635,6 +635,10 @@ def test_a_question_about_the_same_runs_is_asked_once(outputs):
     text = context_text(history, 4000)
     assert "first: undecided against the baseline" in text and text.count("undecided against the baseline") == 1
     assert "again (2026-01-02, completed, 2 arms, runs taken over from other experiments)" in text
+    silent = record("first", *arms, verdict=verdict, split="test")
+    asking = record("again", *arms, day=2, reuses="first", verdict=verdict, split="test", allow_test=True)
+    text = context_text(history_of(outputs, silent, asking), 4000)
+    assert "again: undecided against the baseline" in text, "the one before it may not choose, and asked nothing"
 
 
 # The context
