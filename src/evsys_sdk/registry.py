@@ -304,6 +304,22 @@ def schema_for(kind: str, name: str) -> dict[str, Any]:
     return registry_for(kind).schema(name)
 
 
+LESS_OF = frozenset(
+    ["cost", "dollars", "usd", "error", "errors", "latency", "loss", "nll", "perplexity", "seconds", "time", "tokens"]
+)
+"""Of what these words count, less is better; but not where it is had for time or money, as tokens per second."""
+HAD_FOR = frozenset(["second", "minute", "hour", "dollar", "usd"])
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether less of a metric is better: as its class says (`lower_is_better = True`), else by what its name counts:
+    `final_loss` losses, `tokens_per_task` tokens."""
+    found = metrics.entries.get(metric)
+    told = getattr(found.target, "lower_is_better", None) if found else None
+    counted, _, each = metric.partition("_per_")
+    return bool(told) if told is not None else counted.rpartition("_")[2] in LESS_OF and each not in HAD_FOR
+
+
 register_algorithm, get_algorithm, list_algorithms = algorithms.register, algorithms.get, algorithms.names
 register_backend, get_backend, list_backends = backends.register, backends.get, backends.names
 register_transform, get_transform, list_transforms = transforms.register, transforms.get, transforms.names

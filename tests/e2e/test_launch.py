@@ -140,6 +140,7 @@ def test_a_fork_is_a_child_that_takes_over_what_is_the_same(project, launched):
     assert record["parent_experiment_id"] == "hello_sft"
     child = json.loads((project.root / "outputs/hello_sft-2/rate0.001/run_result.json").read_text())
     assert child["run_id"] == "hello_sft-2/rate0.001" and child["reused_from"].endswith("outputs/rate0.001")
+    assert [run["reused_from"] for run in record["runs"]] == ["../rate0.001", "../rate0.01", None]
     assert [run["evals"][0]["scores"][0]["n_tasks"] for run in summary["runs"]] == [4, 4, 4]
     _, again = _summary(project, launched(rates=(1e-3, 1e-2, 2e-2)), "--fork")
     assert again.count("is not run again") == 3 and not (project.root / "outputs/hello_sft-3").exists()
@@ -159,6 +160,8 @@ def test_identical_runs_of_another_experiment_in_the_same_folder_are_taken_over(
     summary, said = _summary(project, launched(), "--set", "name=other")
     assert said.count("is not run again") == 2 and summary["name"] == "other"
     assert [run["run_id"] for run in summary["runs"]] == ["other/rate0.001", "other/rate0.01"]
+    assert [run["reused_from"] for run in summary["runs"]] == ["rate0.001", "rate0.01"], "as seen from outputs/"
+    assert _summary(project, launched(), "--set", "name=other")[0]["runs"] == summary["runs"], "and still says so"
 
 
 def test_rows_of_a_combos_phase_are_part_of_what_was_launched(project, minimal_run):

@@ -208,3 +208,16 @@ def test_built_in_kinds_are_those_of_the_reference_so_far():
     assert {"local", "in_memory"} <= set(registry.list_data_stores())
     assert {"jsonl", "tensorboard", "multiplex"} <= set(registry.list_log_stores())
     assert Path(registry.__file__).name == "registry.py"
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower"),
+    [("final_loss", True), ("tokens_per_task", True), ("tokens_per_second", False), ("pass@1", False), ("regret", True),
+     ("time_saved", False)],
+)  # fmt: skip
+def test_whether_less_is_better_is_told_by_a_metrics_class_or_by_its_name(metric, lower, monkeypatch):
+    class Regret(Other):
+        lower_is_better = True
+
+    monkeypatch.setitem(registry.metrics.entries, "regret", registry.Entry(name="regret", target=Regret, origin="x"))
+    assert registry.lower_is_better(metric) is lower

@@ -70,6 +70,7 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
         "metric": digest.metric,
         "mode": digest.mode,
         "measured": digest.measured,
+        "ranked": digest.selects,
         "best_arm": digest.best_arm,
         "top_arm": top.arm if top else None,
         "score": top.mean if top else None,

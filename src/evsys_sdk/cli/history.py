@@ -64,7 +64,6 @@ def _nothing(known: int) -> str:
 
 def _row(entry: Entry) -> list[str]:
     digest = entry.digest
-    top = digest.top if entry.state != "running" else None
     runs = sum(len(arm.statuses) for arm in digest.arms)
     done = sum(status in ("completed", "pruned") for arm in digest.arms for status in arm.statuses)
     return [
@@ -73,6 +72,17 @@ def _row(entry: Entry) -> list[str]:
         entry.status,
         f"{done}/{runs}" if runs else "-",
         digest.metric or "-",
-        "-" if top is None or top.mean is None else f"{top.mean:.3f}{f' {top.arm}' if len(digest.arms) > 1 else ''}",
+        _best(entry),
         ", ".join(digest.tags) or "-",
     ]
+
+
+def _best(entry: Entry) -> str:
+    """`0.950 lr=0.1`; a score on a test benchmark is nobody's best, and `evsys show` reports it."""
+    digest, top = entry.digest, entry.digest.top
+    if entry.state == "running" or not digest.scored:
+        return "-"
+    if not digest.selects:
+        return "(test, not ranked)"
+    named = f" {top.arm}" if top and len(digest.arms) > 1 else ""
+    return f"{top.mean:.3f}{named}" if top and top.mean is not None else "-"

@@ -82,12 +82,14 @@ def _arm_lines(entry: Entry) -> Iterator[str]:
 
 
 def _arm_text(arm: ArmDigest, metric: str | None) -> str:
+    from evsys_sdk.numbers import shown, span
+
     done, n = arm.statuses.count("completed"), len(arm.statuses)
     text = f"{arm.arm}: {done} of {n} seeds completed" if n > 1 else f"{arm.arm}: {''.join(arm.statuses)}"
     if arm.mean is not None:
         seeds = f" (seeds {', '.join(f'{score:.3f}' for score in arm.scores)})" if len(arm.scores) > 1 else ""
-        width = f" +-{arm.half_width:.3f} over tasks" if arm.half_width is not None else ""
-        text += f", {metric} {arm.mean:.3f}{seeds}{width}"
+        interval = f"{span(arm.low, arm.high)} (95 % over {arm.covers})" if arm.covers else ""
+        text += f", {metric} {shown(arm.mean)}{interval}{seeds}"
     text += f", {arm.verdict}" if arm.verdict else ""
     text += f", needs {arm.needs}" if arm.needs else ""
     text += f", not ranked: {arm.why_unranked}" if arm.why_unranked else ""

@@ -14,7 +14,7 @@ from typing import Any
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.record.digest import ArmDigest, Digest, Settings
 from evsys_sdk.record.history import Entry, History
-from evsys_sdk.record.ladder import Rung, Track, tracks_of, values_tried
+from evsys_sdk.record.ladder import Rung, Track, runs_of, tracks_of, values_tried
 from evsys_sdk.record.token_budget import Section, count_tokens, fit
 
 FEWEST_TOKENS = 400
@@ -88,13 +88,13 @@ def _ladder_lines(tracks: Sequence[Track]) -> Iterator[str]:
     """The best of every track first, then how each was reached, so that a small budget has all the bests."""
     climbed = [track for track in tracks if track.rungs]
     for track in climbed:
-        yield f"{track.metric}: {_rung_line(track.rungs[-1])}"
+        yield f"{track.label}: {_rung_line(track.rungs[-1])}"
     for track in climbed:
         for rung in reversed(track.rungs[:-1]):
-            yield f"before, {track.metric}: {_rung_line(rung)}"
+            yield f"before, {track.label}: {_rung_line(rung)}"
     for track in tracks:
-        if track.is_test:
-            yield f"{track.metric}: on a test benchmark alone, and test scores select nothing; no ladder is made of it"
+        if not track.selects:
+            yield f"{track.label}: on a test benchmark alone, and test scores select nothing; no ladder is made of it"
 
 
 def _rung_line(rung: Rung) -> str:
@@ -148,10 +148,8 @@ def _noise_line(track: Track) -> str:
     if noise.half_width is not None:
         told.append(f"95 % interval over tasks: +-{noise.half_width:.3f}")
     if floor is None:
-        return f"{track.metric}: not known; run an arm with n_repeats: 3 and score on a benchmark"
-    return (
-        f"{track.metric}: two single runs that differ by less than {floor:.3f} are not told apart ({'; '.join(told)})"
-    )
+        return f"{track.label}: not known; run an arm with n_repeats: 3 and score on a benchmark"
+    return f"{track.label}: two single runs that differ by less than {floor:.3f} are not told apart ({'; '.join(told)})"
 
 
 def _open_questions(history: History, tracks: Sequence[Track]) -> Iterator[str]:
@@ -162,28 +160,42 @@ def _open_questions(history: History, tracks: Sequence[Track]) -> Iterator[str]:
             yield f"{entry.name} was interrupted ({entry.date}); the same command goes on with it{_asks(entry.digest)}"
     for track in tracks:
         yield from _questions_of_best(track)
+    asked = _first_askers(history.entries)
     for entry in history.entries:
         if entry.counts:
-            yield from _questions_of(entry)
+            repeats = entry.digest.is_repeat and asked[_question(entry)] is not entry
+            yield from _questions_of(entry, repeats=repeats)
+
+
+def _question(entry: Entry) -> tuple[Any, ...]:
+    """The same for experiments that compare the same runs by the same metric."""
+    return runs_of(entry), entry.digest.selects, *entry.digest.measured
+
+
+def _first_askers(entries: Sequence[Entry]) -> dict[tuple[Any, ...], Entry]:
+    """The oldest of those that compare the same runs; nothing where no experiment repeats another."""
+    repeats = any(entry.digest.is_repeat for entry in entries)
+    return {_question(entry): entry for entry in entries if entry.counts} if repeats else {}
 
 
 def _questions_of_best(track: Track) -> Iterator[str]:
     best = track.rungs[-1] if track.rungs else None
     if best is not None and len(best.arm.scores) == 1 and len(track.entries) > 1:
-        yield f"the best of {track.metric}, {_arm_name(best)}, has one seed: would it hold with n_repeats: 3?"
+        yield f"the best of {track.label}, {_arm_name(best)}, has one seed: would it hold with n_repeats: 3?"
     if best is not None and best.before is not None and best.floor is None:
-        yield f"{track.metric}: how much is noise is not known, so the ladder may be luck"
+        yield f"{track.label}: how much is noise is not known, so the ladder may be luck"
     for rung in reversed(track.undecided):
         if rung.before is best:
             yield f"is {_arm_name(rung)} better? {_against(rung)}, within noise ({rung.floor:.3f}); {_changes(rung)}"
 
 
-def _questions_of(entry: Entry) -> Iterator[str]:
+def _questions_of(entry: Entry, *, repeats: bool) -> Iterator[str]:
+    """`repeats`: another one asks the same of the same runs."""
     digest = entry.digest
     if digest.leakage:
         yield f"{entry.name}: can its scores be believed? {shorten(digest.leakage, LONGEST_REMARK)}"
-    undecided = [arm for arm in digest.arms if arm.verdict == "undecided"]
-    if undecided:
+    undecided = [arm for arm in digest.arms if arm.verdict == "undecided" and digest.selects]
+    if undecided and not repeats:
         each = "; ".join(f"{_arm_label(arm)}{f' needs {arm.needs}' if arm.needs else ''}" for arm in undecided[:3])
         yield f"{entry.name}: undecided against the baseline: {each}"
     if digest.outcome == "inconclusive":
@@ -230,7 +242,7 @@ def _values(tracks: Sequence[Track]) -> Iterator[str]:
         for key, values in values_tried(track).items():
             told = [f"{_value(one.value)} ({_tally(one.scores)})" for one in values[:SHOWN_VALUES]]
             more = f" and {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
-            where = f" by {track.metric}" if len(tracks) > 1 else ""
+            where = f" by {track.label}" if len(tracks) > 1 else ""
             yield f"{key}{where}: {', '.join(told)}{more}"
 
 
@@ -264,17 +276,19 @@ def _size(digest: Digest) -> str:
     seeds = max((len(arm.statuses) for arm in digest.arms), default=0)
     told = f", {_count(len(digest.arms), 'arm')}" if len(digest.arms) > 1 else ""
     told += f" x {seeds} seeds" if len(digest.arms) > 1 and seeds > 1 else f", {seeds} seeds" if seeds > 1 else ""
+    told += ", runs taken over from other experiments" if digest.is_repeat else ""
     return told + (f", cut to {digest.max_steps} steps" if digest.max_steps else "")
 
 
 def _scores(digest: Digest) -> str:
-    """`pass@1: learning_rate=0.1 0.950 better, learning_rate=0.001 0.850`, the best first."""
+    """`pass@1: learning_rate=0.1 0.950 better, learning_rate=0.001 0.850`, the best first where scores may rank."""
     arms = digest.scored
+    report = "" if digest.selects else " (test scores, a report and no ranking)"
     if len(arms) == 1 and len(digest.arms) == 1:
-        return f"{digest.metric} {arms[0].mean:.3f}"
+        return f"{digest.metric} {arms[0].mean:.3f}{report}"
     told = [f"{_arm_label(arm)} {arm.mean:.3f}{f' {arm.verdict}' if arm.verdict else ''}" for arm in arms[:SHOWN_ARMS]]
     more = f" and {len(arms) - SHOWN_ARMS} more" if len(arms) > SHOWN_ARMS else ""
-    return f"{digest.metric}: {', '.join(told)}{more}"
+    return f"{digest.metric}{report}: {', '.join(told)}{more}"
 
 
 def _count(number: int, word: str) -> str:

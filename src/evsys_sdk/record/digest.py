@@ -18,18 +18,21 @@ from evsys_sdk.errors import shorten
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import matching
 
-VERSION = 1
+VERSION = 2
 """Of the digest; one that an older SDK made is made anew."""
 LONGEST_VALUE = 60
 LONGEST_TEXT = 600
 DECIDING = ("config", "arms", "best_arm")
 """What of a record makes it another result. Clock readings do not."""
 LEAKAGE = "Leakage:"
+TEST = "test/"
+"""How metrics of test benchmarks begin."""
 NOT_COMPARED = frozenset(["name", "tags"])
 """Settings of a run that say nothing of how it was trained."""
 
 MeasuredRun = tuple[Mapping[str, Any], list[str]]
 """A run of a record, and its metrics that the success metric stands for."""
+Bounds = tuple[float, float]
 Settings = dict[str, Any]
 """Dotted place -> value; what is long is shortened to text."""
 
@@ -44,8 +47,17 @@ class ArmDigest:
     statuses: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     """The success metric of each seed that has one."""
+    runs: list[str] = field(default_factory=list)
+    """Folders of its completed runs, as seen from the record's; of one that was taken over, that of the run it is."""
+    reused: list[str] = field(default_factory=list)
+    """Those of them that were taken over from another experiment."""
+    low: float | None = None
+    high: float | None = None
+    """95 % interval of the mean."""
+    covers: str = ""
+    """Over what the interval is: `tasks`, or `tasks and seeds`."""
     half_width: float | None = None
-    """Of the 95 % interval over tasks, as a mean over seeds."""
+    """Of a single seed's 95 % interval over tasks, as a mean over seeds; what noise is made of."""
     verdict: str | None = None
     """Against the baseline arm: better, worse, equivalent, undecided."""
     needs: str | None = None
@@ -78,8 +90,14 @@ class Digest:
     mode: str = "max"
     measured: list[str] = field(default_factory=list)
     """The metrics of the runs that the success metric stands for, such as `val/tools/pass@1`."""
+    allows_test: bool = False
+    """Its config says `allow_test_selection`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Benchmark -> hash of its tasks, where the record has it."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """Benchmark -> where its tasks come from, where the config says so."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Benchmark -> how many of its tasks, where not all."""
     best_arm: str | None = None
     expected: float | None = None
     """Of the winner, corrected for having been picked."""
@@ -106,18 +124,33 @@ class Digest:
             return found.pop()
         return "partial" if "completed" in found else "failed" if "failed" in found else "cancelled"
 
+    @property
+    def is_repeat(self) -> bool:
+        """Whether all its completed runs are those of other experiments."""
+        return any(arm.reused for arm in self.arms) and all(len(arm.reused) == len(arm.runs) for arm in self.arms)
+
     def arm(self, name: str) -> ArmDigest | None:
         return next((arm for arm in self.arms if arm.arm == name), None)
 
     @property
+    def selects(self) -> bool:
+        """Whether its scores may rank anything: those on test benchmarks alone may not, unless its config allows it."""
+        return self.allows_test or not self.measured or not all(key.startswith(TEST) for key in self.measured)
+
+    @property
     def scored(self) -> list[ArmDigest]:
-        """Arms with a score, the highest (or lowest, as the metric has it) mean first."""
+        """Arms with a score, the highest (or lowest, as the metric has it) mean first; in their own order where scores
+        may rank nothing."""
         found = [arm for arm in self.arms if arm.scores]
+        if not self.selects:
+            return found
         return sorted(found, key=lambda arm: (arm.mean or 0.0) * (-1 if self.mode == "max" else 1))
 
     @property
     def top(self) -> ArmDigest | None:
-        """The arm that was named best, else the one with the best mean."""
+        """The arm that was named best, else the one with the best mean; None where scores may rank nothing."""
+        if not self.selects:
+            return None
         return (self.arm(self.best_arm) if self.best_arm else None) or next(iter(self.scored), None)
 
 
@@ -135,6 +168,7 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
     common, own = split_settings(config)
     runs = [run for run in record.get("runs") or [] if isinstance(run, Mapping)]
     keys = [_matching(run, metric) for run in runs]
+    benchmarks = _entries(metadata)
     return Digest(
         name=name,
         result=result_id(record) if record.get("arms") else "",
@@ -146,7 +180,10 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
         metric=metric,
         mode=success.get("mode") or "max",
         measured=sorted({key for found in keys for key in found}),
+        allows_test=bool(metadata.get("allow_test_selection")),
         tasks=_tasks(record),
+        paths={name: str(entry["path"]) for name, entry in benchmarks.items() if entry.get("path")},
+        limits={name: entry["limit"] for name, entry in benchmarks.items() if entry.get("limit")},
         best_arm=record.get("best_arm"),
         expected=_mapping(verdict.get("winner")).get("expected"),
         conclusion=_text(record.get("conclusion")),
@@ -167,11 +204,16 @@ def result_id(record: Mapping[str, Any]) -> str:
 
 
 def to_plain(digest: Digest) -> dict[str, Any]:
-    return asdict(digest)
+    """As plain data, without what is empty: hundreds of these are read at a time."""
+    return asdict(digest, dict_factory=_filled)
+
+
+def _filled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value is not None and value != [] and value != {} and value != ""}
 
 
 def from_plain(data: Mapping[str, Any]) -> Digest:
-    return Digest(**{**data, "arms": [ArmDigest(**arm) for arm in data["arms"]]})
+    return Digest(**{**data, "arms": [ArmDigest(**arm) for arm in data.get("arms", [])]})
 
 
 def hypothesis_text(hypothesis: Any) -> str:
@@ -215,6 +257,8 @@ def _arms(
     record: Mapping[str, Any], runs: list[MeasuredRun], own: dict[str, Settings], verdict: Mapping[str, Any]
 ) -> list[ArmDigest]:
     judged = {arm["arm"]: arm for arm in verdict.get("arms") or [] if isinstance(arm, Mapping) and "arm" in arm}
+    # A verdict lends the scatter of other arms' seeds to an arm with one.
+    covers = "tasks and seeds" if any((arm.get("n_seeds") or 1) > 1 for arm in judged.values()) else "tasks"
     arms = []
     for arm in record.get("arms") or []:
         statuses = [str(status) for status in arm.get("statuses") or []]
@@ -222,13 +266,20 @@ def _arms(
         mine, runs = runs[: len(statuses)], runs[len(statuses) :]
         found = judged.get(arm["arm"], {})
         errors = arm.get("errors") or []
+        widths = [bounds for run, keys in mine if len(keys) == 1 and (bounds := _bounds(run, keys[0]))]
+        low, high, over = _interval(found, covers, widths if len(mine) == 1 else [])
         arms.append(
             ArmDigest(
                 arm=str(arm["arm"]),
                 own=own.get(arm["arm"], {}),
                 statuses=statuses,
                 scores=[score for score in arm.get("scores") or [] if _is_number(score)],
-                half_width=_half_width(mine),
+                runs=_places(mine),
+                reused=[run["reused_from"] for run, _ in mine if run.get("reused_from")],
+                low=low,
+                high=high,
+                covers=over,
+                half_width=fmean((high - low) / 2 for low, high in widths) if widths else None,
                 verdict=found.get("verdict"),
                 needs=_needs(found.get("vs_baseline")),
                 metrics=_means([run for run, _ in mine]),
@@ -252,6 +303,15 @@ def _needs(comparison: Any) -> str | None:
     return f"about {' or '.join(counts)}" if counts else None
 
 
+def _places(runs: list[MeasuredRun]) -> list[str]:
+    """Where the completed runs lie; own ones in the record's folder."""
+    return [
+        run.get("reused_from") or run["run_dir"].rpartition("/")[2]
+        for run, _ in runs
+        if run.get("status") == "completed" and run.get("run_dir")
+    ]
+
+
 def _means(runs: list[Mapping[str, Any]]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for run in runs:
@@ -267,14 +327,17 @@ def _matching(run: Mapping[str, Any], metric: str | None) -> list[str]:
     return matching(RunResult(run_id="", status="completed", metrics=metrics), metric) if metric else []
 
 
-def _half_width(runs: list[MeasuredRun]) -> float | None:
-    """Of the success metric's interval over tasks, where one benchmark measured it."""
-    found = [width for run, keys in runs if len(keys) == 1 and (width := _width(run, keys[0])) is not None]
-    return fmean(found) if found else None
+def _interval(
+    judged: Mapping[str, Any], covers: str, of_the_run: list[Bounds]
+) -> tuple[float | None, float | None, str]:
+    """The verdict's interval of an arm and what it covers; else that of its only run."""
+    if _is_number(judged.get("low")) and _is_number(judged.get("high")):
+        return judged["low"], judged["high"], covers
+    return (*of_the_run[0], "tasks") if of_the_run else (None, None, "")
 
 
-def _width(run: Mapping[str, Any], key: str) -> float | None:
-    """Of the last such score: that of the final weights comes after those of the loop."""
+def _bounds(run: Mapping[str, Any], key: str) -> Bounds | None:
+    """The interval over tasks of the last such score: that of the final weights comes after those of the loop."""
     for one in reversed(run.get("evals") or []):
         prefix = one["split"] if one.get("split") == one.get("name") else f"{one.get('split')}/{one.get('name')}"
         if not key.startswith(prefix):
@@ -282,7 +345,7 @@ def _width(run: Mapping[str, Any], key: str) -> float | None:
         for score in one.get("scores") or []:
             low, high = score.get("low"), score.get("high")
             if key == f"{prefix}/{score['metric']}" and _is_number(low) and _is_number(high):
-                return float(high - low) / 2
+                return float(low), float(high)
     return None
 
 
@@ -291,6 +354,21 @@ def _tasks(record: Mapping[str, Any]) -> dict[str, str]:
     word = "tasks of "
     found = _mapping(record.get("contents"))
     return {key.removeprefix(word): str(value)[:12] for key, value in found.items() if key.startswith(word)}
+
+
+def _entries(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The config's benchmarks, each by the name that its tasks have; an entry without a label is a test."""
+    found = metadata.get("benchmark") or []
+    entries = [_mapping(entry) for entry in ([found] if isinstance(found, Mapping) else found)]
+    return {f"{_role(entry)}/{_name(entry)}": entry for entry in entries}
+
+
+def _role(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("split") or ("val" if "val" in (entry.get("tags") or []) else "test"))
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("name") or entry.get("id") or str(entry.get("path")).rstrip("/").rpartition("/")[2])
 
 
 def _leakage(record: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ is made from the record and adds no claim of its own; if it cannot be made, the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from evsys_sdk.record.conclusion import ArmSummary, Conclusion, ModelScore, scor
 from evsys_sdk.record.run_steps import Totals, totals
 from evsys_sdk.record.stages import BEFORE, StageRow, stage_names, stage_rows
 from evsys_sdk.record.stored import run_result
+from evsys_sdk.registry import lower_is_better
 
 PAGE_FILE = "experiment.md"
 
@@ -225,18 +226,23 @@ def _why(error: str | None) -> str:
 
 def _stage_tables(facts: PageFacts) -> list[str]:
     lines: list[str] = []
-    verdict = facts.verdict or {}
-    metric = str(facts.conclusion.metric or "").split(".", 1)[-1].rsplit("/", 1)[-1]
-    lower = [metric] if verdict.get("mode") == "min" else []
     for arm, runs in facts.arms.items():
         seeds = [run.extras.get("evals", []) for run in runs if run.status == "completed"]
         stages = stage_names(seeds)
         if stages:
-            lines += [f"### {arm}", "", *_stage_table(stage_rows(seeds, lower_is_better=lower), stages), ""]
+            lines += [f"### {arm}", "", *_stage_table(stage_rows(seeds, lower=_lower(facts)), stages), ""]
     if lines:
         lines.append("Means over seeds. Forgetting: the best score after an earlier stage, less that after the last.")
         lines.append("Transfer before a stage: the score after the stage before it, less that of the untrained model.")
+        lines.append("Both are turned round where lower is better: positive forgetting is bad, positive transfer good.")
     return lines
+
+
+def _lower(facts: PageFacts) -> Callable[[str], bool]:
+    """Whether less of a metric is better; of the success metric, what the config says."""
+    success = str(facts.conclusion.metric or "").split(".", 1)[-1].rsplit("/", 1)[-1]
+    mode = (facts.verdict or {}).get("mode")
+    return lambda metric: mode == "min" if mode and metric == success else lower_is_better(metric)
 
 
 def _stage_table(rows: Sequence[StageRow], stages: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Figures of an experiment: learning curves with a band over seeds, and the arms with their intervals.
+"""Figures of an experiment: learning curves with the range of their seeds, and the arms with their intervals.
 
 In: the runs of each arm, the verdict, the journal. Out: `<name>.curves.png|svg` and `<name>.arms.png|svg`. matplotlib
 (extra `plot`) is loaded only here; without it, or where there is nothing to draw, the page says so. The same numbers
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 from evsys_sdk import atomic
@@ -31,10 +32,15 @@ STEP_METRICS = ("loss", "reward")
 MOST_PANELS = 6
 MOST_COLOURS = 8
 """Arms beyond these are drawn in grey."""
+MOST_BANDS = 4
+"""With more arms, bands over seeds would cover each other: a bar at the end of each line stands for them."""
 MOST_ROWS = 40
 MOST_NAMED = 4
 """Arms without a score that are named in the heading."""
 LONGEST_LABEL = 40
+LONGEST_HEADING = 36
+"""Of the right panel, which has little more than a third of the width."""
+LETTERS_PER_INCH, BOLD_PER_INCH, LINE_POINTS = 15.5, 10.5, 12
 COLOURS = ("#3264a8", "#d1661f", "#3a8a4d", "#a83f6f", "#6b5bb0", "#8a6d3b", "#2f97a6", "#555555")
 GREY = "#b8b8b8"
 VERDICTS = {"better": "#2e7d4f", "worse": "#b03a2e", "equivalent": "#3264a8", "undecided": "#8a8a8a"}
@@ -126,8 +132,8 @@ def _score_curves(run: RunResult) -> dict[str, Curve]:
 
 
 def _by_interest(arms: list[str], verdict: Mapping[str, Any] | None) -> list[str]:
-    """The arms in their own order if all get a colour; else baseline and best means first."""
-    if len(arms) <= MOST_COLOURS or verdict is None:
+    """The arms in their own order if all get a colour, or none may be picked; else baseline and best means first."""
+    if len(arms) <= MOST_COLOURS or verdict is None or verdict["winner"] is None:
         return arms
     sign = -1 if verdict["mode"] == "max" else 1
     means = {arm["arm"]: sign * arm["mean"] for arm in verdict["arms"] if arm["mean"] is not None}
@@ -144,8 +150,10 @@ def band(curves: Sequence[Curve]) -> tuple[list[int], list[float], list[float], 
 
 
 def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, failed: Sequence[str] = ()) -> Any:
-    """A panel per number: a line per arm, dashed if it failed, and its band from the lowest to the highest seed."""
+    """A panel per number: a line per arm, dashed if it failed, with the range from its lowest to its highest seed: as a
+    band, or among many arms as a bar at its end."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     columns = min(len(panels), 2 if len(panels) in (2, 4) else 3)
     rows = -(-len(panels) // columns)
@@ -155,11 +163,14 @@ def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, fai
         for index in reversed(range(len(order))):  # the first arms on top
             if order[index] in arms:
                 _draw_arm(axes, arms[order[index]], index, failed=order[index] in failed)
+        _draw_ranges(axes, [arms.get(arm, []) for arm in order[:MOST_COLOURS]], bands=len(order) <= MOST_BANDS)
         axes.set_title(name, loc="left", fontsize=10)
         axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0.02)
     seeds = max(len(curves) for arms in panels.values() for curves in arms.values())
-    how = f"line: mean of up to {seeds} seeds, band: lowest to highest seed" if seeds > 1 else "one seed per arm"
+    shape = "band" if len(order) <= MOST_BANDS else "bar at its end"
+    how = f"line: mean of up to {seeds} seeds, {shape}: lowest to highest seed" if seeds > 1 else "one seed per arm"
     _headings(figure, title, how)
     _legend(figure, order, failed)
     return figure
@@ -167,23 +178,35 @@ def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, fai
 
 def _headings(figure: Any, title: str, how: str) -> None:
     """The title, and below it how to read the figure; at distances in points, whatever the figure's height."""
-    point = 1 / (72 * figure.get_figheight())
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 42 * point))
-    name = _short(title, 70)
+    point, width = 1 / (72 * figure.get_figheight()), figure.get_figwidth()
+    lines = wrap(how, int(LETTERS_PER_INCH * width))
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - (30 + LINE_POINTS * len(lines)) * point))
+    name = _short(title, min(70, int(BOLD_PER_INCH * width)))
     figure.text(0.01, 1 - 7 * point, name, ha="left", va="top", fontsize=11, fontweight="bold")
-    figure.text(0.01, 1 - 25 * point, how, ha="left", va="top", fontsize=8.5, color="#666666")
+    figure.text(0.01, 1 - 25 * point, "\n".join(lines), ha="left", va="top", fontsize=8.5, color="#666666")
 
 
 def _draw_arm(axes: Any, curves: Sequence[Curve], index: int, *, failed: bool) -> None:
-    steps, mean, low, high = band(curves)
+    steps, mean, _, _ = band(curves)
     coloured = index < MOST_COLOURS
     colour = COLOURS[index] if coloured else GREY
     width, dots = 1.6 if coloured else 0.8, "o" if len(steps) <= 12 and not failed else None
     axes.plot(steps, mean, color=colour, linewidth=width, marker=dots, markersize=3, linestyle="--" if failed else "-")
     if failed:
         axes.plot(steps[-1:], mean[-1:], "x", color=colour, markersize=6)
-    if len(curves) > 1 and coloured:
-        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _draw_ranges(axes: Any, arms: Sequence[Sequence[Curve]], *, bands: bool) -> None:
+    """What lies between the lowest and the highest seed of each coloured arm; bars stand side by side."""
+    last = max((step for curves in arms for curve in curves for step in curve), default=0)
+    gap = 0.012 * (last - axes.dataLim.x0)
+    for index, curves in enumerate(arms):
+        if len(curves) > 1:
+            steps, _, low, high = band(curves)
+            if bands:
+                axes.fill_between(steps, low, high, color=COLOURS[index], alpha=0.15, linewidth=0)
+            else:
+                axes.vlines(steps[-1] + gap * (index + 1), low[-1], high[-1], color=COLOURS[index], linewidth=1.6)
 
 
 def _legend(figure: Any, order: Sequence[str], failed: Sequence[str]) -> None:
@@ -210,7 +233,7 @@ def forest(verdict: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], *, t
     from matplotlib.figure import Figure
 
     sign = 1 if verdict["mode"] == "max" else -1
-    arms = sorted(ranked, key=lambda arm: sign * arm["mean"])[-MOST_ROWS:]  # the best on top
+    arms = _rows(verdict, ranked)
     whom, key = _compared_with(verdict, ranked)
     panels = 2 if whom else 1
     figure = Figure(figsize=(9.6 if whom else 6.4, 1.5 + 0.42 * len(arms)), layout="constrained")
@@ -227,9 +250,21 @@ def forest(verdict: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], *, t
     axes[0].set_title(f"{verdict['metric']}, {better}", loc="left", fontsize=10)
     if whom:
         axes[1].axvline(0, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        axes[1].set_title(f"difference to {labels([whom])[0]}", loc="left", fontsize=10)
+        heading = f"difference to {labels([whom])[0]}"
+        fits = len(heading) <= LONGEST_HEADING  # else its row has the name
+        axes[1].set_title(heading if fits else "difference to the baseline", loc="left", fontsize=10)
     _headings(figure, title, _how_to_read(verdict, len(ranked) - len(arms), compared=bool(whom)))
     return figure
+
+
+def _rows(verdict: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The arms from the lowest row up: the best on top, or the first where none may be picked; the baseline stays."""
+    arms = list(ranked)
+    if verdict["winner"] is not None:
+        arms.sort(key=lambda arm: (1 if verdict["mode"] == "min" else -1) * arm["mean"])
+    kept = arms[:MOST_ROWS]
+    lost = [arm for arm in arms[MOST_ROWS:] if arm["arm"] == verdict["baseline_arm"]]
+    return [*lost, *reversed(kept[: MOST_ROWS - len(lost)])]
 
 
 def _compared_with(verdict: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -243,7 +278,8 @@ def _compared_with(verdict: Mapping[str, Any], ranked: Sequence[Mapping[str, Any
 def _how_to_read(verdict: Mapping[str, Any], left_out: int, *, compared: bool) -> str:
     parts = ["bars: 95 % intervals", "small dots: seeds"]
     parts += ["colour: verdict after Holm's correction"] if compared else []
-    parts += [f"{left_out} lower arms left out"] if left_out else []
+    parts += [] if verdict["winner"] else ["arms in their own order, as nothing is picked by these scores"]
+    parts += [f"{left_out} {'lower' if verdict['winner'] else 'more'} arms left out"] if left_out else []
     unranked = labels([arm["arm"] for arm in verdict["arms"] if arm["mean"] is None])
     more = f" and {len(unranked) - MOST_NAMED} more" if len(unranked) > MOST_NAMED else ""
     parts += [f"not ranked: {', '.join(unranked[:MOST_NAMED])}{more}"] if unranked else []

@@ -1,7 +1,8 @@
 """The experiments that were run here, newest first.
 
 In: a workspace, whose index names the records, or folders to look through. Out: a `History` of `Entry`s, each with its
-state, its digest and what people said of it. Nothing here raises for a record that is torn or gone: that is told.
+state, its digest and what people said of it. Nothing here raises for a record that is torn or gone: a torn one is
+listed as `unreadable`, with the reason.
 An experiment without a result is `running` while a process holds its lock, and `interrupted` when none does.
 """
 
@@ -179,7 +180,7 @@ def _read(record: Path) -> tuple[Digest, str | None]:
         data = json.loads(record.read_bytes())
         return digest_of(data), None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-        return Digest(name=stem_of(record)), f"{record} cannot be read and is left out: {_reason(exc)}"
+        return Digest(name=stem_of(record)), f"{record} cannot be read, so nothing of it counts: {_reason(exc)}"
 
 
 def _reason(exc: BaseException) -> str:

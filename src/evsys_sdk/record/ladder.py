@@ -1,18 +1,20 @@
 """Which experiments moved the best score, which did not, and how much of a difference is noise.
 
 In: entries. Out: `Track`s, one per success metric on one set of tasks, each with its noise, its kept rungs and its dead
-ends. Scores of different metrics or tasks are never put on one ladder, and scores on test benchmarks alone make none.
+ends. Scores of different metrics or tasks are never put on one ladder, and scores on test benchmarks alone make none,
+unless the experiment's config allows test scores to select. A run that other experiments took over is counted once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any, Literal
 
-from evsys_sdk.record.digest import ArmDigest, Settings
+from evsys_sdk.record.digest import ArmDigest, Digest, Settings
 from evsys_sdk.record.history import Entry
 
 STUDENT = (
@@ -86,24 +88,91 @@ class Track:
     undecided: list[Rung] = field(default_factory=list)
     """Higher than the best of their time, by no more than noise; oldest first."""
     tasks: str = ""
-    """Hash of the tasks, where it is known."""
-
-    @property
-    def is_test(self) -> bool:
-        """Measured on test benchmarks alone, which select nothing."""
-        return all(key.startswith("test/") for key in self.metric.split(" + "))
+    """Hash of the tasks, where it is known, and how many of them if not all."""
+    selects: bool = True
+    """False: measured on test benchmarks alone, which select nothing."""
+    label: str = ""
+    """The metric, and what tells the track from others of that metric."""
 
 
 def tracks_of(entries: Sequence[Entry]) -> list[Track]:
     """The tracks of all entries that count, the one that was worked on last first."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in sorted((entry for entry in entries if entry.counts), key=lambda entry: entry.when):
+    groups: dict[tuple[str, str, str, bool], list[Entry]] = {}
+    void = {place for entry in entries if entry.status == "invalid" for place in runs_of(entry, own=True)}
+    counting = [_without(entry, void) for entry in entries if entry.counts]
+    for entry in sorted(counting, key=lambda entry: entry.when):
         digest = entry.digest
         if digest.measured and digest.scored:
-            tasks = "-".join(digest.tasks.get(key.rsplit("/", 1)[0], "") for key in digest.measured)
-            groups.setdefault((" + ".join(digest.measured), digest.mode, tasks.strip("-")), []).append(entry)
-    tracks = [_track(metric, mode, tasks, group) for (metric, mode, tasks), group in groups.items()]
-    return sorted(tracks, key=lambda track: -track.entries[-1].when)
+            key = (" + ".join(digest.measured), digest.mode, _tasks(digest), digest.selects)
+            groups.setdefault(key, []).append(entry)
+    tracks = [_track(*key, group) for key, group in groups.items()]
+    tracks.sort(key=lambda track: -track.entries[-1].when)
+    return [replace(track, label=_label(track, tracks)) for track in tracks]
+
+
+def _suites(digest: Digest) -> list[str]:
+    """The benchmarks that measured it, as `val/tools`."""
+    return list(dict.fromkeys(key.rpartition("/")[0] for key in digest.measured))
+
+
+def _tasks(digest: Digest) -> str:
+    """The same for experiments measured on the same tasks: `tasks 5f0c1a2b`, `the first 8 of tasks 5f0c1a2b`."""
+    firsts = {suite: f"the first {limit} of " for suite, limit in digest.limits.items()}
+    known = [suite for suite in _suites(digest) if suite in digest.tasks]
+    return " + ".join(f"{firsts.get(suite, '')}tasks {digest.tasks[suite][:8]}" for suite in known)
+
+
+def _label(track: Track, tracks: Sequence[Track]) -> str:
+    """`val/tools/pass@1 (tasks 5f0c1a2b in data/val)` where tracks of one metric have to be told apart."""
+    others = [other for other in tracks if other.metric == track.metric]
+    told = []
+    if len({other.tasks for other in others}) > 1:
+        digest = track.entries[-1].digest
+        paths = [digest.paths[suite] for suite in _suites(digest) if suite in digest.paths]
+        told.append(f"{track.tasks or 'tasks not known'}{' in ' if paths else ''}{' + '.join(paths)}")
+    if len({other.mode for other in others}) > 1:
+        told.append("lower is better" if track.mode == "min" else "higher is better")
+    if len({other.selects for other in others}) > 1:
+        told.append("allow_test_selection" if track.selects else "no allow_test_selection")
+    return f"{track.metric} ({'; '.join(told)})" if told else track.metric
+
+
+def runs_of(entry: Entry, *, own: bool = False) -> frozenset[str]:
+    """Folders of the runs that an experiment is made of; `own`: without those that it took over."""
+    taken = {place for arm in entry.digest.arms for place in arm.reused} if own else set()
+    return _places(entry, [place for arm in entry.digest.arms for place in arm.runs if place not in taken])
+
+
+def _places(entry: Entry, runs: Iterable[str]) -> frozenset[str]:
+    folder = os.path.dirname(entry.record)
+    return frozenset(os.path.normpath(f"{folder}/{run}") if "/" in run else f"{folder}/{run}" for run in runs)
+
+
+def _counted_once(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """The entries without the scores of arms all of whose runs an entry before them has."""
+    seen: set[str] = set()
+    if not any(arm.reused for entry in entries for arm in entry.digest.arms):
+        yield from entries
+        return
+    for entry in entries:
+        yield _without(entry, seen)
+        seen |= runs_of(entry)
+
+
+def _without(entry: Entry, seen: Set[str]) -> Entry:
+    """The entry without the scores of arms all of whose runs are among those `seen`."""
+    digest = entry.digest
+    known = [arm for arm in digest.arms if seen and arm.runs and _places(entry, arm.runs) <= seen]
+    if not known:
+        return entry
+    top = digest.top
+    less = replace(
+        digest,
+        arms=[replace(arm, scores=[], half_width=None) if arm in known else arm for arm in digest.arms],
+        best_arm=None if digest.best_arm in [arm.arm for arm in known] else digest.best_arm,
+        expected=None if top in known else digest.expected,
+    )
+    return replace(entry, digest=less)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +186,15 @@ class Tried:
 
 def values_tried(track: Track) -> dict[str, list[Tried]]:
     """Setting -> its values, for settings of which several were tried; what was tried most first, and of a setting's
-    values the one with the best score."""
+    values the one with the best score. None of a track whose scores select nothing."""
     found: dict[str, dict[Any, list[float]]] = {}
-    for digest in (entry.digest for entry in track.entries):
+    entries = track.entries[::-1] if track.selects else []
+    # The newest first: an arm that was run again with more seeds holds what the one before it had.
+    for digest in (entry.digest for entry in _counted_once(entries)):
         for arm in digest.scored:
+            mean = arm.mean or 0.0
             for key, value in {**digest.common, **arm.own}.items():
-                found.setdefault(key, {}).setdefault(value, []).append(arm.mean or 0.0)
+                found.setdefault(key, {}).setdefault(value, []).append(mean)
     down = track.mode == "max"
     tried = {
         key: sorted(
@@ -149,9 +221,10 @@ def noise_of(entries: Sequence[Entry]) -> Noise:
     )
 
 
-def _track(metric: str, mode: str, tasks: str, entries: list[Entry]) -> Track:
-    track = Track(metric=metric, mode=mode, entries=entries, noise=noise_of(entries), tasks=tasks)
-    for entry in [] if track.is_test else entries:
+def _track(metric: str, mode: str, tasks: str, selects: bool, entries: list[Entry]) -> Track:
+    noise = noise_of(list(_counted_once(entries[::-1])))
+    track = Track(metric=metric, mode=mode, entries=entries, noise=noise, tasks=tasks, selects=selects)
+    for entry in _counted_once(entries if selects else []):
         rung = _rung(entry, track)
         if rung is not None:
             places = {"first": track.rungs, "kept": track.rungs, "within noise": track.undecided}

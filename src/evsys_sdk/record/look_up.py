@@ -14,6 +14,7 @@ from pathlib import Path
 
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE
 from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.record.digest import TEST, Digest
 from evsys_sdk.record.history import STATUSES, Entry, History, newest_by_name, read_one, records_in
 
 LISTED = 8
@@ -100,11 +101,20 @@ class Condition:
         """The metric's mean for each arm that has it: the whole key, its last part, or the success metric."""
         found = []
         for arm in entry.digest.arms:
-            keys = [key for key in arm.metrics if self.metric in (key, key.rsplit("/", 1)[-1])]
+            keys = [key for key in arm.metrics if key == self.metric or self._means(key, entry.digest)]
             found += [arm.metrics[key] for key in keys]
-            if not keys and self.metric == entry.digest.metric and arm.mean is not None:
+            if not keys and self.metric == entry.digest.metric and arm.mean is not None and self._may_choose(entry):
                 found.append(arm.mean)
         return found
+
+    def _means(self, key: str, digest: Digest) -> bool:
+        """By its last part; a bound on that is not met by a test score, which chooses nothing unless it was allowed."""
+        return key.rsplit("/", 1)[-1] == self.metric and not (
+            self.sign and key.startswith(TEST) and not digest.allows_test
+        )
+
+    def _may_choose(self, entry: Entry) -> bool:
+        return not self.sign or entry.digest.selects or self.metric.startswith("test.")
 
     def holds(self, entry: Entry) -> bool:
         values = self.values(entry)

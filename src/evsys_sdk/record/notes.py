@@ -59,7 +59,11 @@ NO_NOTES = Notes()
 
 
 def notes_path(record: Path) -> Path:
-    return Path(str(record).removesuffix(EXPERIMENT_RESULT_FILE) + NOTES_FILE)
+    return Path(_notes_name(record))
+
+
+def _notes_name(record: Path) -> str:
+    return str(record).removesuffix(EXPERIMENT_RESULT_FILE) + NOTES_FILE
 
 
 def add_note(record: Path, kind: Kind, text: str, *, about: str) -> Note:
@@ -86,7 +90,7 @@ def add_note(record: Path, kind: Kind, text: str, *, about: str) -> Note:
 def read_notes(record: Path, *, about: str) -> Notes:
     """The remarks on an experiment, those on another result than `about` only counted; a line that is no remark is
     told of and left out."""
-    if not os.path.exists(notes_path(record)):
+    if not os.path.exists(_notes_name(record)):  # of hundreds of records, few have notes: no Path is made for the rest
         return NO_NOTES
     try:
         lines = notes_path(record).read_text(encoding="utf-8", errors="replace").splitlines()

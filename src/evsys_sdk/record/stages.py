@@ -10,12 +10,13 @@ positive number is always good for transfer and bad for forgetting, whether high
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
 from evsys_sdk.protocols import EvalResult
+from evsys_sdk.registry import lower_is_better
 
 BEFORE = ""
 """The column before the first stage."""
@@ -39,8 +40,10 @@ def stage_names(seeds: Sequence[Sequence[EvalResult]]) -> list[str]:
     return names if len(names) > 1 else []
 
 
-def stage_rows(seeds: Sequence[Sequence[EvalResult]], *, lower_is_better: Collection[str] = ()) -> list[StageRow]:
-    """A row per benchmark and metric; metrics in `lower_is_better` are turned round for forgetting and transfer."""
+def stage_rows(
+    seeds: Sequence[Sequence[EvalResult]], *, lower: Callable[[str], bool] = lower_is_better
+) -> list[StageRow]:
+    """A row per benchmark and metric; metrics that `lower` holds of are turned round for forgetting and transfer."""
     stages = stage_names(seeds)
     values: dict[tuple[str, str], dict[str, list[float]]] = {}
     for evals in seeds:
@@ -48,7 +51,7 @@ def stage_rows(seeds: Sequence[Sequence[EvalResult]], *, lower_is_better: Collec
             values.setdefault((name, metric), {}).setdefault(stage, []).append(value)
     means = {key: {stage: fmean(found) for stage, found in cells.items()} for key, cells in values.items()}
     return [
-        _row(f"{name} {metric}", scores, stages, lower=metric in lower_is_better)
+        _row(f"{name} {metric}", scores, stages, lower=lower(metric))
         for (name, metric), scores in means.items()
         if stages
     ]

@@ -67,6 +67,7 @@ def read_back(journal: RunJournal, run_dir: Path) -> RunResult | None:
             return None  # somebody else's
         told = {"warnings": found["warnings"], "unread_settings": found["unread_settings"], **found["notes"]}
         told["leakage"] = found.get("leakage", [])
+        told |= {"reused_from": found["reused_from"]} if "reused_from" in found else {}
         about = {"run_name": found["run"], "seed": found["seed"], "finished_before": found["ts"]}
         about |= {"reused_from": found["reused_from"]} if "reused_from" in found else {}
         result = RunResult(

@@ -8,7 +8,7 @@ first one named is what the others are compared with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from evsys_sdk.errors import EvsysError, not_known
@@ -18,11 +18,13 @@ from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.digest import ArmDigest, flatten
 from evsys_sdk.record.history import Entry, History, read_record
 from evsys_sdk.record.look_up import look_up
+from evsys_sdk.registry import lower_is_better
 from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, is_share_of_tasks, read_arm
 
 BESIDE = frozenset(["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"])
 """Settings of an experiment that are told by its arms, or change nothing; of callbacks, those that only watch."""
 WORDS = ("metadata.hypothesis", "metadata.tags")
+ON_TEST = "it was measured on a test benchmark, and test scores do not select"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +145,6 @@ def _contents(entry: Entry) -> dict[str, Any]:
 
 def _tell_apart(sides: list[Side]) -> None:
     """Two experiments of one name, told by path, are called by their paths."""
-    from dataclasses import replace
-
     labels = [side.label for side in sides]
     for index, side in enumerate(sides):
         if labels.count(side.label) > 1:
@@ -177,17 +177,29 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
     hashes = {side.entry.digest.tasks.get(f"{split}/{name}") for side in sides} - {None}
     if len(hashes) > 1:
         notes.append(f"{split}/{name} is not the same in all of them: tasks are paired by id and may have changed")
-    if split == "test":
-        notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
     scores = [arm_scores(arm, measure) for arm in stored]
     share = is_share_of_tasks(metric)
-    verdict = judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share)
+    verdict = _advised(judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share))
+    if split == "test" and not all(side.entry.digest.allows_test for side in sides):
+        notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
+        verdict = replace(verdict, best_arm=None, winner=None, why_no_best=ON_TEST)
+    elif split == "test":
+        notes.append(f"{split}/{name} is a test benchmark (allow_test_selection): only new tasks can confirm a choice")
     return Judged(split=split, name=name, verdict=verdict)
 
 
+def _advised(verdict: Verdict) -> Verdict:
+    """Where the baseline has no score, the advice is this command's and not a config's."""
+    first, *others = verdict.arms
+    if first.mean is not None or all(arm.mean is None for arm in others):
+        return verdict
+    return replace(verdict, why_no_best=f"{first.arm} has no score to compare with; name another one first")
+
+
 def _mode(measure: Measure, sides: Sequence[Side]) -> Literal["max", "min"]:
+    """As the experiments that measure success by it say; else as the metric is."""
     modes = {side.entry.digest.mode for side in sides if _key(measure) in side.entry.digest.measured}
-    return "min" if modes == {"min"} else "max"
+    return "min" if modes == {"min"} or (not modes and lower_is_better(measure[2])) else "max"
 
 
 def _why_no_verdict(stored: Sequence[StoredArm], metric: str | None) -> str:

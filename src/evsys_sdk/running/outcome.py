@@ -7,6 +7,7 @@ record on disk holds.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,16 @@ def summarise(result: ExperimentResult) -> dict[str, Any]:
                 "error": run.error,
                 "evals": [eval_summary(found) for found in run.extras.get("evals", [])],
                 "run_dir": run.extras.get("run_dir"),
+                "reused_from": _seen_from(result.output_dir, run.extras.get("reused_from")),
             }
             for run in result.runs
         ],
     }
+
+
+def _seen_from(folder: Path, place: str | None) -> str | None:
+    """The folder of the run that was taken over, relative, so that it is found too where both were copied to."""
+    return os.path.relpath(place, folder) if place else None
 
 
 def leakage_of(runs: list[RunResult]) -> list[dict[str, Any]]:

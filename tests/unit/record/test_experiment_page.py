@@ -182,6 +182,22 @@ def test_a_chain_has_its_matrix_with_forgetting_and_transfer(tmp_path: Path) -> 
     assert "| val/tools pass@1 | 0.100 | 0.800 | 0.500 | +0.300 | +0.700 |" in lines
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_in_the_matrix_positive_transfer_is_good_whatever_the_metric(tmp_path: Path, mode: str) -> None:
+    def after(stage: str | None, passed: float, tokens: float) -> EvalResult:
+        scores = [Score(metric="pass@1", value=passed), Score(metric="tokens_per_task", value=tokens)]
+        return EvalResult(name="tools", split="val", step=None if stage else 0, stage=stage, scores=scores)
+
+    chain = [after(None, 0.1, 90.0), after("one", 0.8, 50.0), after("two", 0.5, 60.0)]
+    arms = [ArmSummary(arm="chain", statuses=["completed"])]
+    findings = Findings(data={"verdict": {**verdict_data(chain=0.5), "mode": mode}})
+    conclusion = Conclusion(arms=arms, best_arm=None, text="", metric="val.pass@1", findings=findings)
+    lines = page(tmp_path, runs=[run("chain", evals=chain)], conclusion=conclusion)
+    assert "| val/tools tokens_per_task | 90.000 | 50.000 | 60.000 | +10.000 | +40.000 |" in lines
+    turned = "-0.300 | -0.700" if mode == "min" else "+0.300 | +0.700"
+    assert f"| val/tools pass@1 | 0.100 | 0.800 | 0.500 | {turned} |" in lines, "the config has the last word"
+
+
 def test_cost_counts_each_step_once_and_no_run_that_was_taken_over(tmp_path: Path) -> None:
     taken = tmp_path / "new__s1"
     write_json(taken / "run_result.json", {"seconds": 5.0, "reused_from": "/elsewhere"})

@@ -9,7 +9,17 @@ import pytest
 from evsys_sdk.eval.arm_scores import ArmScores
 from evsys_sdk.eval.judging import judge_arms
 from evsys_sdk.protocols import EvalResult, RunResult, Score
-from evsys_sdk.record.figures import MOST_COLOURS, Place, band, curves_of, draw, forest, labels, learning_curves
+from evsys_sdk.record.figures import (
+    MOST_BANDS,
+    MOST_COLOURS,
+    Place,
+    band,
+    curves_of,
+    draw,
+    forest,
+    labels,
+    learning_curves,
+)
 from evsys_sdk.record.journal import Journal
 
 JOURNAL = "exp.journal.sqlite"
@@ -93,13 +103,57 @@ def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_a_line_and_a_band_per_arm_with_the_rest_in_grey(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("n_arms", "shape"), [(MOST_BANDS, "PolyCollection"), (MOST_BANDS + 1, "LineCollection")])
+def test_few_arms_have_bands_and_many_a_bar_at_the_end_of_their_lines(tmp_path: Path, n_arms: int, shape: str) -> None:
+    pytest.importorskip("matplotlib")
+    arms = world(tmp_path, n_arms)
+    figure = learning_curves(curves_of(arms, tmp_path / JOURNAL), order=list(arms), title="t")
+    drawn = figure.axes[0].collections
+    assert len(drawn) == n_arms and all(type(one).__name__.endswith(shape) for one in drawn)
+    if n_arms > MOST_BANDS:
+        places = [one.get_segments()[0] for one in drawn]
+        assert len({place[0][0] for place in places}) == n_arms and all(place[0][0] > 5 for place in places)
+        assert sorted(places[0][:, 1]) == [1 / 5, 1 + 1 / 5], "from the lowest to the highest seed at the last step"
+
+
+def test_a_line_per_arm_with_the_rest_in_grey(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     arms = world(tmp_path, MOST_COLOURS + 2)
     figure = learning_curves(curves_of(arms, tmp_path / JOURNAL), order=list(arms), title="t")
     axes = figure.axes[0]
     assert (len(axes.lines), len(axes.collections)) == (MOST_COLOURS + 2, MOST_COLOURS)
     assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "2 other arms"
+
+
+@pytest.mark.parametrize("last", [2, 5, 10, 20, 300])
+def test_no_tick_stands_between_two_steps(last: int) -> None:
+    pytest.importorskip("matplotlib")
+    figure = learning_curves({"loss": {"a": [dict.fromkeys(range(1, last + 1), 1.0)]}}, order=["a"], title="t")
+    assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
+
+
+def test_names_of_any_length_stay_within_the_figure() -> None:
+    pytest.importorskip("matplotlib")
+    judged = verdict(4)
+    names = {f"arm{a}": f"a_rather_long_base_name_for_a_run__learning_rate{a}" * 2 for a in range(4)}
+    for arm in judged["arms"]:
+        arm["arm"] = names[arm["arm"]]
+    judged |= {"baseline_arm": names["arm0"]}
+    judged["arms"] += [{**judged["arms"][0], "arm": names["arm0"] + str(n), "mean": None} for n in range(9)]
+    figure = forest(judged, judged["arms"][:4], title="t" * 200)
+    figure.draw_without_rendering()
+    texts = [*figure.texts, *(text for axes in figure.axes for text in (axes.title, axes._left_title, *axes.texts))]
+    edges = [text.get_window_extent().x1 for text in texts]
+    assert max(edges) <= figure.bbox.x1
+    assert figure.axes[1].get_title(loc="left") == "difference to the baseline"
+
+
+def test_scores_that_pick_nothing_leave_the_arms_in_their_own_order() -> None:
+    pytest.importorskip("matplotlib")
+    judged = verdict(3)
+    rows = lambda found: [text.get_text() for text in forest(found, found["arms"], title="t").axes[0].get_yticklabels()]  # noqa: E731
+    assert rows(judged) == ["arm0", "arm1", "arm2"], "the best, arm2, on top"
+    assert rows({**judged, "winner": None}) == ["arm2", "arm1", "arm0"], "the first on top"
 
 
 def test_an_arm_that_failed_is_dashed_and_named_so(tmp_path: Path) -> None:

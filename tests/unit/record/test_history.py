@@ -19,7 +19,7 @@ from evsys_sdk.record.digest import digest_of, from_plain, to_plain
 from evsys_sdk.record.history import History, read_history, records_below
 from evsys_sdk.record.index import INDEX_FILE, note_results, note_start, read_index
 from evsys_sdk.record.journal import EXPERIMENT, Journal
-from evsys_sdk.record.ladder import Noise, tracks_of
+from evsys_sdk.record.ladder import Noise, tracks_of, values_tried
 from evsys_sdk.record.look_up import look_up, parse_condition, select
 from evsys_sdk.record.notes import add_note, notes_path
 from evsys_sdk.record.progress import progress_in
@@ -28,16 +28,22 @@ from evsys_sdk.record.token_budget import Section, count_tokens, fit
 
 
 def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict[str, Any]:
-    """What an experiment with these arms leaves; `day` of January 2026 is when it ended."""
+    """What an experiment with these arms leaves; `day` of January 2026 is when it ended, `reuses` names the experiment
+    that runs were taken over from, with how many seeds per arm (all, if that is left out)."""
     arms = arms or (arm("a", 0.5),)
     metric = facts.pop("metric", "pass@1")
     split = facts.pop("split", "val")
     mode = facts.pop("mode", "max")
+    allow_test = facts.pop("allow_test", False)
+    bench = {"name": "tools", "split": split, "path": "data/val", **facts.pop("bench", {})}
+    reuses, seeds_reused = facts.pop("reuses", None), facts.pop("seeds_reused", 99)
     tasks = facts.pop("tasks", "t" * 64)
     runs = [
         {
             "run_id": f"{name}/{one['arm']}__s{seed}",
             "status": status,
+            "run_dir": f"somewhere/{name}_{one['arm']}__s{seed}",
+            "reused_from": f"{reuses}_{one['arm']}__s{seed}" if reuses and seed < seeds_reused else None,
             "metrics": {f"{split}/tools/{metric}": score} if (score := one["each"][seed]) is not None else {},
             "evals": [
                 {
@@ -66,7 +72,11 @@ def record(name: str, *arms: dict[str, Any], day: int = 1, **facts: Any) -> dict
         "runs": runs,
         "config": {
             "name": name,
-            "metadata": {"success_metric": {"name": metric, "mode": mode}},
+            "metadata": {
+                "success_metric": {"name": metric, "mode": mode},
+                "allow_test_selection": allow_test,
+                "benchmark": [bench],
+            },
             **({"runs": configs} if len(configs) > 1 else {"run": configs[0]}),
         },
         **facts,
@@ -148,11 +158,11 @@ def test_the_verdict_of_a_record_reaches_its_arms():
 
 
 @pytest.mark.parametrize("data", [{}, {"experiment": 3}, {"experiment": "x", "arms": [3]}, [1], "x", None])
-def test_what_is_no_record_is_told_and_left_out(outputs, data):
+def test_what_is_no_record_is_told_and_listed_as_unreadable(outputs, data):
     (outputs / "x.experiment_result.json").write_text(json.dumps(data))
     found = read_history(None, [outputs])
     assert [entry.state for entry in found.entries] == ["unreadable"]
-    assert "x.experiment_result.json cannot be read" in found.problems[0]
+    assert "x.experiment_result.json cannot be read, so nothing of it counts: " in found.problems[0]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"experiment": "x", "ar', "\x00\x00", "[" * 100_000])
@@ -468,11 +478,86 @@ def test_scores_on_other_tasks_or_metrics_are_on_ladders_of_their_own():
     assert len(tracks) == 3 and all(len(track.rungs) == 1 for track in tracks)
 
 
+def labels(*records: dict[str, Any]) -> set[str]:
+    return {track.label for track in tracks_of([_counting(data) for data in records])}
+
+
+def test_tracks_of_one_metric_say_what_tells_them_apart():
+    plain = record("a")
+    assert labels(plain) == {"val/tools/pass@1"}, "nothing to tell apart"
+    assert labels(plain, record("b", tasks="u" * 64, bench={"path": "data/hard"})) == {
+        "val/tools/pass@1 (tasks tttttttt in data/val)",
+        "val/tools/pass@1 (tasks uuuuuuuu in data/hard)",
+    }
+    assert labels(plain, record("b", mode="min")) == {
+        "val/tools/pass@1 (higher is better)",
+        "val/tools/pass@1 (lower is better)",
+    }
+    assert labels(record("a", split="test"), record("b", split="test", allow_test=True)) == {
+        "test/tools/pass@1 (no allow_test_selection)",
+        "test/tools/pass@1 (allow_test_selection)",
+    }
+    unknown = record("b", contents={})
+    assert "val/tools/pass@1 (tasks not known in data/val)" in labels(plain, unknown)
+
+
+def test_scores_on_a_part_of_the_tasks_are_on_a_ladder_of_their_own():
+    found = labels(record("all"), record("some", bench={"limit": 8}))
+    assert found == {
+        "val/tools/pass@1 (tasks tttttttt in data/val)",
+        "val/tools/pass@1 (the first 8 of tasks tttttttt in data/val)",
+    }
+
+
+def test_every_line_about_a_track_says_which_one_it_is(outputs):
+    history = history_of(
+        outputs,
+        record("easy", arm("a", 0.5, lr=1e-3), arm("b", 0.6, lr=1e-2)),
+        record("hard", arm("a", 0.1, lr=1e-3), arm("b", 0.2, lr=1e-2), tasks="u" * 64),
+    )
+    text = context_text(history, 4000)
+    told = [line for line in text.partition("## Tried")[0].splitlines() if "val/tools/pass@1" in line]
+    assert len(told) == 6, "a best, a noise floor and the values of each"
+    assert all("(tasks tttttttt in data/val)" in line or "(tasks uuuuuuuu in data/val)" in line for line in told)
+
+
 def test_test_scores_make_no_ladder(outputs):
     history = history_of(outputs, record("x", split="test"), record("y", split="test", day=2))
     [track] = tracks_of(history.entries)
-    assert track.is_test and not track.rungs
+    assert not track.selects and not track.rungs and not track.dead_ends
     assert "test scores select nothing" in context_text(history, 1000)
+
+
+ON_TEST = (arm("a", 0.4, lr=1e-3), arm("b", 0.6, lr=1e-2))
+
+
+def test_test_scores_are_reported_and_rank_nothing(outputs):
+    history = history_of(outputs, record("x", *ON_TEST, split="test"), record("y", *ON_TEST, split="test", day=2))
+    text = context_text(history, 4000)
+    assert "pass@1 (test scores, a report and no ranking): lr=0.001 0.400, lr=0.01 0.600" in text, "in their own order"
+    assert "## Values tried" not in text and "## Dead ends" not in text
+    digest = history.entries[0].digest
+    assert digest.top is None and not digest.selects
+
+
+def test_where_the_config_allows_it_test_scores_make_a_ladder(outputs):
+    history = history_of(
+        outputs,
+        record("x", *ON_TEST, split="test", allow_test=True),
+        record("y", *ON_TEST, split="test", day=2),
+    )
+    allowed = next(track for track in tracks_of(history.entries) if track.selects)
+    assert [(rung.entry.name, rung.arm.arm) for rung in allowed.rungs] == [("x", "b")]
+    text = context_text(history, 4000)
+    assert "0.01 (1, 0.600), 0.001 (1, 0.400)" in text, "y took no part in it"
+
+
+def test_a_bound_on_a_bare_name_is_not_met_by_a_test_score(outputs):
+    history = history_of(outputs, record("x", arm("a", 0.9), split="test"), record("y", arm("a", 0.8)))
+    names = lambda condition: {entry.name for entry in select(history.entries, conditions=[condition])}  # noqa: E731
+    assert names("pass@1>=0.5") == {"y"}
+    assert names("pass@1") == {"x", "y"}, "having a metric is no choice"
+    assert names("test/tools/pass@1>=0.5") == {"x"}, "it was asked for by name"
 
 
 def test_a_winner_counts_with_the_score_to_expect_of_it():
@@ -480,6 +565,80 @@ def test_a_winner_counts_with_the_score_to_expect_of_it():
         [_counting(record("x", arm("a", 0.5), arm("b", 0.9), best_arm="b", verdict={"winner": {"expected": 0.7}}))]
     )
     assert track.rungs[0].score == 0.7
+
+
+# Runs that were taken over
+
+
+def test_an_experiment_of_runs_that_were_taken_over_is_neither_rung_nor_dead_end():
+    arms = [arm("a", 0.5, 0.6, lr=1e-3), arm("b", 0.3, 0.4, lr=1e-2)]
+    once, twice = record("first", *arms), record("again", *arms, day=2, reuses="first")
+    assert outcomes(once, twice) == {"first": "first"}
+    [track], [alone] = tracks_of([_counting(once), _counting(twice)]), tracks_of([_counting(once)])
+    assert values_tried(track) == values_tried(alone), "the same evidence is counted once"
+    assert track.noise == alone.noise
+
+
+def test_of_an_experiment_with_one_new_arm_the_new_arm_counts():
+    more = record(
+        "more",
+        arm("a", 0.5, lr=1e-3),
+        arm("b", 0.2, lr=1e-2),
+        day=2,
+        best_arm="a",
+        verdict={"winner": {"expected": 0.4}},
+    )
+    more["runs"][0]["reused_from"] = "first_a__s0"
+    [track] = tracks_of([_counting(record("first", arm("a", 0.5, lr=1e-3))), _counting(more)])
+    assert [(rung.entry.name, rung.arm.arm, rung.score) for rung in track.dead_ends] == [("more", "b", 0.2)]
+    assert [len(one.scores) for one in values_tried(track)["algorithm.params.lr"]] == [1, 1]
+
+
+def test_an_arm_with_more_seeds_takes_the_place_of_the_one_it_took_over():
+    more = record("more", arm("a", 0.5, 0.7, 0.9, lr=1e-3), day=2, reuses="first", seeds_reused=1)
+    other = record("other", arm("a", 0.1, lr=1e-2), day=3)
+    [track] = tracks_of([_counting(record("first", arm("a", 0.5, lr=1e-3))), _counting(more), _counting(other)])
+    [best, _] = values_tried(track)["algorithm.params.lr"]
+    assert best.scores == [pytest.approx(0.7)]
+    assert [rung.entry.name for rung in (*track.rungs, *track.undecided)] == ["first", "more"], (
+        "it is news all the same"
+    )
+
+
+def test_what_an_experiment_took_over_from_one_that_is_not_known_here_is_its_own():
+    assert outcomes(record("again", arm("a", 0.5), reuses="gone")) == {"again": "first"}
+
+
+def test_runs_of_an_invalid_experiment_do_not_come_back_with_those_who_took_them_over(outputs):
+    history = history_of(
+        outputs, record("leaked", arm("a", 0.99)), record("again", arm("a", 0.99), day=2, reuses="leaked")
+    )
+    leaked = entry_of(outputs, "leaked")
+    add_note(leaked.record, "invalid", "tasks were in the rows", about=leaked.digest.result)
+    assert tracks_of(history.entries) and not tracks_of(read_history(None, [outputs]).entries)
+
+
+def test_an_invalid_experiment_leaves_the_runs_that_it_took_over_to_their_owner(outputs):
+    history_of(outputs, record("first", arm("a", 0.5)), record("again", arm("a", 0.5), day=2, reuses="first"))
+    again = entry_of(outputs, "again")
+    add_note(again.record, "invalid", "it took over the wrong run", about=again.digest.result)
+    [track] = tracks_of(read_history(None, [outputs]).entries)
+    assert [rung.entry.name for rung in track.rungs] == ["first"]
+
+
+def test_a_question_about_the_same_runs_is_asked_once(outputs):
+    verdict = {"arms": [{"arm": "a"}, {"arm": "b", "verdict": "undecided"}]}
+    arms = (arm("a", 0.5, lr=1e-3), arm("b", 0.6, lr=1e-2))
+    history = history_of(
+        outputs, record("first", *arms, verdict=verdict), record("again", *arms, day=2, reuses="first", verdict=verdict)
+    )
+    text = context_text(history, 4000)
+    assert "first: undecided against the baseline" in text and text.count("undecided against the baseline") == 1
+    assert "again (2026-01-02, completed, 2 arms, runs taken over from other experiments)" in text
+    silent = record("first", *arms, verdict=verdict, split="test")
+    asking = record("again", *arms, day=2, reuses="first", verdict=verdict, split="test", allow_test=True)
+    text = context_text(history_of(outputs, silent, asking), 4000)
+    assert "again: undecided against the baseline" in text, "the one before it may not choose, and asked nothing"
 
 
 # The context

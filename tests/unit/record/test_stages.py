@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from evsys_sdk.protocols import EvalResult, Score
@@ -25,9 +27,16 @@ def test_transfer_is_what_earlier_stages_gave_before_a_stage_was_trained() -> No
 
 
 def test_where_lower_is_better_both_are_turned_round() -> None:
-    (row,) = stage_rows([CHAIN], lower_is_better=["pass@1"])
+    (row,) = stage_rows([CHAIN], lower=lambda metric: metric == "pass@1")
     assert row.forgetting == pytest.approx(-0.2)  # its lowest, 0.6, has become 0.4: nothing was forgotten
     assert row.transfer["two"] == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_task", "time_per_task", "cost_per_task", "eval_loss", "seconds"])
+def test_of_what_costs_something_less_is_better(metric: str) -> None:
+    chain = [replace(one, scores=[replace(one.scores[0], metric=metric)]) for one in CHAIN]
+    (row,) = stage_rows([chain])
+    assert row.forgetting == pytest.approx(-0.2) and row.transfer["two"] == pytest.approx(-0.5)
 
 
 def test_getting_better_to_the_end_is_negative_forgetting() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from evsys_sdk import registry
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.eval.verdict_text import verdict_lines
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
 from evsys_sdk.record.finished import JournalledRollouts, to_data_without
 from evsys_sdk.record.history import read_history
@@ -40,6 +41,7 @@ def leave(
     metrics: Sequence[str] = ("pass@1",),
     split: str = "val",
     tasks: str = "same",
+    allow_test: bool = False,
     **settings: Any,
 ) -> Path:
     """An experiment whose journal has these rewards, per arm and seed."""
@@ -68,7 +70,7 @@ def leave(
         "config": {
             "name": name,
             "n_repeats": len(next(iter(arms.values()))),
-            "metadata": {"success_metric": {"name": metrics[0]}},
+            "metadata": {"success_metric": {"name": metrics[0]}, "allow_test_selection": allow_test},
             **({"runs": configs} if len(configs) > 1 else {"run": configs[0]}),
         },
     }
@@ -162,6 +164,14 @@ def test_an_evaluation_in_which_all_errored_is_no_score_of_zero(tmp_path):
     assert broken.mean is None and "errored" in broken.why_unranked
 
 
+def test_where_the_first_has_no_score_the_advice_is_to_name_another_first(tmp_path):
+    leave(tmp_path, "a", {"r": [dict.fromkeys(passes(0.5))]})
+    for name in ("b", "c"):
+        leave(tmp_path, name, {"r": [passes(0.5)]})
+    lines = "\n".join(verdict_lines(compared(tmp_path, "a", "b", "c").verdicts[0].verdict))
+    assert "a has no score to compare with; name another one first." in lines and "baseline_arm" not in lines
+
+
 def test_a_metric_that_is_no_mean_over_tasks_is_not_paired(monkeypatch):
     class BestTask:
         def compute(self, task_rewards):
@@ -184,6 +194,15 @@ def test_another_metric_can_be_asked_for(tmp_path):
     ]
     found = compared(tmp_path, "a", "b", metric="f1")
     assert not found.verdicts and "scored by: val/tools/mean_reward, val/tools/pass@1" in found.notes[-1]
+
+
+def test_of_a_metric_that_costs_something_less_is_better(tmp_path):
+    for name in ("a", "b"):
+        leave(tmp_path, name, {"r": [passes(0.5)]}, metrics=("pass@1", "tokens_per_task"))
+    modes = [
+        compared(tmp_path, "a", "b", metric=metric).verdicts[0].verdict.mode for metric in ("pass@1", "tokens_per_task")
+    ]
+    assert modes == ["max", "min"]
 
 
 def test_without_rollouts_there_is_no_verdict_and_the_rest_is_told(tmp_path):
@@ -222,6 +241,18 @@ def test_a_test_benchmark_and_an_invalid_experiment_are_pointed_out(tmp_path):
     add_note(path, "invalid", "leaked", about=about)
     notes = compared(tmp_path, "a", "b").notes
     assert "b is marked as invalid: leaked" in notes and "test/tools is a test benchmark: do not choose by it" in notes
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_test_scores_are_paired_and_ranked_only_where_both_allow_it(tmp_path, allowed):
+    leave(tmp_path, "a", {"r": [passes(0.2)]}, split="test", allow_test=True)
+    leave(tmp_path, "b", {"r": [passes(0.8)]}, split="test", allow_test=allowed)
+    [judged] = compared(tmp_path, "a", "b").verdicts
+    assert judged.verdict.arms[1].vs_baseline.difference == pytest.approx(0.6)
+    lines = "\n".join(verdict_lines(judged.verdict))
+    assert ("Best arm" in lines, "Top of" in lines, "test scores do not select" in lines) == (
+        allowed, allowed, not allowed
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

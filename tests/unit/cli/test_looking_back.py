@@ -1,0 +1,83 @@
+"""What the verbs that look back print of records on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsys_sdk.cli.main import main
+
+Evsys = Callable[..., str]
+
+
+@pytest.fixture
+def evsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evsys:
+    """Runs a verb over the records in `tmp_path` and gives what it printed to stdout, then to stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        assert main([*arguments, "--dir", str(tmp_path)]) == 0
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return run
+
+
+def leave(folder: Path, name: str, scores: dict[str, list[float]], *, split: str = "val", **facts: Any) -> None:
+    """The record of an experiment with these arms, by their seeds' scores."""
+    runs = [
+        {"run_id": f"{name}/{arm}__s{n}", "status": "completed", "metrics": {f"{split}/tools/pass@1": score}}
+        for arm, seeds in scores.items()
+        for n, score in enumerate(seeds)
+    ]
+    arms = [{"arm": arm, "statuses": ["completed"] * len(seeds), "scores": seeds} for arm, seeds in scores.items()]
+    config = {"metadata": {"success_metric": "pass@1"}, "runs": [{"name": arm} for arm in scores]}
+    record = {"experiment": name, "arms": arms, "runs": runs, "config": config, **facts}
+    (folder / f"{name}.experiment_result.json").write_text(json.dumps(record))
+
+
+def test_a_score_on_a_test_benchmark_is_nobodys_best(tmp_path: Path, evsys: Evsys) -> None:
+    leave(tmp_path, "x", {"a": [0.4], "b": [0.6]}, split="test")
+    leave(tmp_path, "y", {"a": [0.3], "b": [0.7]})
+    listed = evsys("history")
+    assert "0.6" not in listed and "(test, not ranked)" in listed and "0.700 b" in listed
+    told = {one["name"]: one for one in json.loads(evsys("history", "--json"))["experiments"]}
+    assert (told["x"]["ranked"], told["x"]["top_arm"], told["x"]["score"]) == (False, None, None)
+    assert (told["y"]["ranked"], told["y"]["top_arm"], told["y"]["score"]) == (True, "b", 0.7)
+
+
+def test_a_score_is_shown_with_the_verdicts_interval_and_what_it_covers(tmp_path: Path, evsys: Evsys) -> None:
+    arms = [
+        {"arm": "a", "low": 0.25, "high": 0.75, "n_seeds": 2},
+        {"arm": "b", "low": 0.125, "high": 0.5, "n_seeds": 1},
+    ]
+    leave(tmp_path, "x", {"a": [0.4, 0.6], "b": [0.3]}, verdict={"arms": arms})
+    shown = evsys("show", "x")
+    assert "pass@1 0.500 [0.250, 0.750] (95 % over tasks and seeds) (seeds 0.400, 0.600)" in shown
+    assert "pass@1 0.300 [0.125, 0.500] (95 % over tasks and seeds)" in shown, "it has what the other's seeds scatter"
+    assert "+-" not in shown
+
+
+@pytest.mark.parametrize("n_seeds", [1, 2])
+def test_without_a_verdict_a_run_has_its_own_interval_and_a_mean_of_seeds_none(
+    tmp_path: Path, evsys: Evsys, n_seeds: int
+) -> None:
+    leave(tmp_path, "x", {"a": [0.5] * n_seeds})
+    path = tmp_path / "x.experiment_result.json"
+    record = json.loads(path.read_text())
+    scores = [{"metric": "pass@1", "low": 0.25, "high": 0.75}]
+    for run in record["runs"]:
+        run["evals"] = [{"split": "val", "name": "tools", "scores": scores}]
+    path.write_text(json.dumps(record))
+    assert ("pass@1 0.500 [0.250, 0.750] (95 % over tasks)" in evsys("show", "x")) == (n_seeds == 1)
+
+
+def test_a_record_that_cannot_be_read_is_listed_and_not_called_left_out(tmp_path: Path, evsys: Evsys) -> None:
+    (tmp_path / "torn.experiment_result.json").write_text('{"experiment": "to')
+    printed = evsys("history")
+    assert "torn  unreadable" in printed and "cannot be read, so nothing of it counts" in printed
+    assert "left out" not in printed
