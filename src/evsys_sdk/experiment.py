@@ -7,7 +7,7 @@ In: an `ExperimentConfig`. Out: an `ExperimentResult`, and the same on disk. `ev
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from evsys_sdk.config.files import load_yaml, parse_config, plain, refuse_shared
 from evsys_sdk.config.matrix import expanded
 from evsys_sdk.config.models import ExperimentConfig, RunConfig
 from evsys_sdk.config.names import REHEARSALS, directory_name
-from evsys_sdk.config.reading import forget, unread
+from evsys_sdk.config.reading import forget, note_read
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
 from evsys_sdk.constants import MODEL_ROLLOUTS_FILE
@@ -48,6 +48,7 @@ from evsys_sdk.running.leakage import forget_benchmarks
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in, summarise
 from evsys_sdk.running.parts import Parts
 from evsys_sdk.running.places import Places
+from evsys_sdk.running.reads import READ, ReadNotes, read_before, shared_reads, shared_unread
 from evsys_sdk.running.registering import contents, note_launch, register_end, register_start
 from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
@@ -60,8 +61,6 @@ DRY_STEPS = 2
 DRY_TASKS = 4
 WRITTEN = ("experiment_result.json", "experiment.md", MODEL_ROLLOUTS_FILE, "curves.*", "arms.*")
 """The ends of the names of an experiment's own files."""
-WHAT_RUNS_READ = ("metadata.benchmark", "data_store", "log_store", "leakage", "search.")
-"""Shared settings that runs look at, or a search when it draws them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +131,7 @@ class Experiment:
         written = last_written(journal_path(output_dir, config.name))
         with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
             line = take_up(journal, config.name, facts, fresh=fresh)
+            callbacks.members.append((READ, ReadNotes(line, lambda: [*shared_reads(config), *parts.read()])))
             started -= seconds_before(line, written)
             limits = (config.budget, config.search.budget if config.search else None)
             spent = spent_before(journal, line, seconds=time.monotonic() - started)
@@ -146,6 +146,7 @@ class Experiment:
                 execute = partial(_isolated, launcher=launcher)
                 arms = self._search(plan, execute, line, options) if config.search else self._arms(plan, execute)
             self.conclusion = self._conclude(arms, models, line)
+            known = read_before(line)
         results = [run for found in arms.values() for run in found]
         result = ExperimentResult(
             name=config.name,
@@ -161,7 +162,7 @@ class Experiment:
         before = seconds_in(record_path(output_dir, config.name)) if is_retold else None
         result.seconds = time.monotonic() - started if before is None else before
         result.warnings = callbacks.errors_of("")
-        self._record(result, parts, options, contents(facts))
+        self._record(result, options, contents(facts), partial(self._unread, parts, known))
         return result
 
     def _conclude(self, arms: dict[str, list[RunResult]], models: list[ModelScore], line: RunJournal) -> Conclusion:
@@ -260,7 +261,18 @@ class Experiment:
             config=self.config, parts=parts, journal=journal, stop=stop, fresh=options.fresh, max_tasks=tasks
         )
 
-    def _record(self, result: ExperimentResult, parts: Parts, options: RunOptions, hashes: Facts) -> None:
+    def _unread(self, parts: Parts, known: Collection[str]) -> Iterator[str]:
+        """What runs share and nothing has read; `known` is what runs of all processes did. Without any of that, no run
+        was executed here (all were taken over), and nobody can say."""
+        if known:
+            note_read(self.config, known)
+            parts.note_read(known)
+            yield from shared_unread(self.config)
+            yield from parts.unread()
+
+    def _record(
+        self, result: ExperimentResult, options: RunOptions, hashes: Facts, look_over: Callable[[], Iterable[str]]
+    ) -> None:
         config = self.config
         facts = {
             "experiment": config.name,
@@ -276,12 +288,9 @@ class Experiment:
             "ts": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         _ = config.imports  # read when extensions were imported, before the notes were cleared
-        elsewhere = ("run.", "runs[", *(WHAT_RUNS_READ if any(map(_was_done_elsewhere, result.runs)) else ()))
-        top = [path for path in unread(config) if not path.startswith(elsewhere)] if result.completed else []
-        own = dict.fromkeys([*top, *parts.unread()] if result.completed else [])
-        result.unread_settings = list(
-            dict.fromkeys([*own, *(path for run in result.runs for path in run.extras.get("unread_settings", []))])
-        )
+        shared = look_over() if result.completed else ()
+        of_runs = (path for run in result.runs for path in run.extras.get("unread_settings", []))
+        result.unread_settings = list(dict.fromkeys([*shared, *of_runs]))
         settings = plain(config)
         if config.search is not None:
             settings = settled(settings, [plain(run) for run in self.trials])
@@ -300,11 +309,6 @@ class Experiment:
 def _not_pruned(arms: dict[str, list[RunResult]]) -> dict[str, list[RunResult]]:
     """The arms that a search did not leave behind: only they have come to something that can be compared."""
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
-
-
-def _was_done_elsewhere(run: RunResult) -> bool:
-    """Whether another process did part of it; what that one read of the shared settings is not known."""
-    return any(run.extras.get(note) for note in ("finished_before", "resumed", "carried_out_by"))
 
 
 def _made(folder: Path) -> Path:
