@@ -234,6 +234,8 @@ class Experiment:
         def plan(arm: RunConfig, index: int) -> list[RunPlan]:
             runs = seeds_of(arm, repeats=self.config.n_repeats, base_seed=self.config.base_seed)
             line.add("arm", {"runs": [run.name for run in runs], "settings": plain(arm)}, at=0, key=arm.name)
+            for run in runs:
+                budget.expect(f"{self.config.name}/{run.name}")
             return [
                 RunPlan(
                     experiment=self.config,
@@ -332,10 +334,11 @@ def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[Run
 
 def _isolated(plan: RunPlan, launcher: Launcher) -> RunResult:
     """What came of a run, whatever happened to it."""
-    if plan.stop.event.is_set():
-        return RunResult(run_id=plan.run_id, status="cancelled", error="not started: the experiment was stopped")
     try:
-        return launcher.execute(plan)
+        with plan.budget.turn(plan.run_id):
+            if plan.stop.event.is_set():
+                raise Cancelled("the experiment was stopped")
+            return launcher.execute(plan)
     except Cancelled as exc:
         return RunResult(run_id=plan.run_id, status="cancelled", error=f"not started: {exc}")
     except RunLocked as exc:  # the directory is another process's: nothing may be written into it

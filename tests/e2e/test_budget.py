@@ -82,3 +82,26 @@ def test_the_seconds_of_all_processes_count(project, sweep):
     assert told["seconds"] == second["seconds"]
     code, third, _ = _run(project, sweep({"steps": 60, "seconds": spent / 2}), "--fork")
     assert code == 0, third
+
+
+LATE = """
+import time
+from evsys_sdk.registry import register_launcher
+from evsys_sdk.running.launchers import LocalLauncher
+
+@register_launcher("late_first")
+class LateFirst(LocalLauncher):
+    def execute(self, plan):
+        time.sleep(0.5 if plan.run.name == "first" else 0)
+        return super().execute(plan)
+"""
+
+
+def test_trials_go_to_the_runs_in_their_order_whichever_thread_is_first(project, sweep):
+    (project.root / "late.py").write_text(LATE)
+    top = {"imports": ["late"], "launcher": {"kind": "late_first"}, "max_concurrent_arms": 3}
+    _, summary, ends = _run(project, sweep({"trials": 1}, **top))
+    assert [status for status, _ in ends] == ["completed", "cancelled", "cancelled"]
+    assert summary["budget"]["spent"]["trials"] == 1
+    _, summary, ends = _run(project, sweep({"trials": 2}, **top))
+    assert [status for status, _ in ends] == ["completed", "completed", "cancelled"], "the first needs no other trial"
