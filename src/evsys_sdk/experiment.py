@@ -103,6 +103,8 @@ class Experiment:
     def run(self, options: RunOptions | None = None) -> ExperimentResult:
         """Run every arm and seed, write the record, return the result."""
         options = options or RunOptions()
+        if options.fresh and options.fork:
+            raise EvsysError("fresh starts the experiment over and fork leaves it for a child: choose one of the two")
         started = time.monotonic()
         self.check(strict=options.strict)
         base = Path(self.config.output_dir).expanduser()
@@ -317,8 +319,16 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise EvsysError(f"output_dir {folder} cannot be used: {exc.strerror}") from exc
+        raise EvsysError(f"output_dir {folder} cannot be used: {_obstacle(exc)}") from exc
     return folder
+
+
+def _obstacle(exc: OSError) -> str:
+    """What is in the way of a folder."""
+    place = Path(exc.filename)
+    if place.is_symlink() and not place.exists():
+        return f"{place} is a link to {place.readlink()}, which is not there"
+    return f"{place} is a file" if place.is_file() else str(exc.strerror)
 
 
 def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[RunConfig]:

@@ -67,6 +67,16 @@ def test_every_limit_stops_with_a_record(project, sweep, budget, completed, erro
     assert summary["budget"]["limits"] == budget
 
 
+@pytest.mark.parametrize(
+    ("budget", "spent"), [({"steps": 13, "tokens": 10**9}, "13 of 13 steps"), ({"trials": 1}, "1 of 1 trials")]
+)
+def test_status_says_to_raise_a_budget_that_is_spent(project, sweep, budget, spent):
+    path = sweep(budget)
+    project.evsys("run", path)
+    [follows] = json.loads(project.evsys("status", "hello_sft", "--json", check=True).stdout)["next"]
+    assert follows == f"evsys run {path}, with a larger budget: {spent} are spent"
+
+
 def test_an_empty_budget_or_one_of_nothing_is_refused(project, sweep):
     for budget, told in (({"steps": 0}, "budget.steps"), ({"dollars": 3}, "budget.dollars")):
         refused = project.evsys("run", sweep(budget))

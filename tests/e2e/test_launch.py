@@ -193,3 +193,23 @@ def test_the_journal_has_the_arms_and_the_verdict(project):
     [(_, name, arm), (_, _, verdict)] = found
     assert name == "r0" and json.loads(arm)["runs"] == ["r0__s42", "r0__s43"]
     assert json.loads(verdict)["text"].count("r0: 2 of 2 seeds completed") == 1
+
+
+def test_fresh_and_fork_at_once_are_refused(project, launched):
+    before = _results(project)
+    refused = project.evsys("run", launched(n_repeats=2), "--fresh", "--fork")
+    assert refused.returncode == 1 and "choose one" in refused.stderr and _results(project) == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        ("link", "link is a link to gone, which is not there"),
+        ("link/inside", "link is a link to gone, which is not there"),
+        ("config.yaml", "config.yaml is a file"),
+    ],
+)
+def test_an_output_dir_that_cannot_be_made_says_what_is_in_the_way(project, folder, told):
+    (project.root / "link").symlink_to("gone")
+    refused = project.evsys("run", project.config(output_dir=folder))
+    assert refused.returncode == 1 and told in refused.stderr
