@@ -176,6 +176,21 @@ def test_a_torn_journal_is_named_and_a_fresh_start_sets_it_aside(project):
     assert [file.stat().st_size for file in journal.parent.glob("*.damaged-*[0-9]")] == [20_000]
 
 
+@pytest.mark.parametrize(("word", "torn"), [(b'{"metrics": {', b'{"metrics": ['), (b'"metrics"', b'"metr\xffcs"')])
+def test_a_journal_with_torn_events_is_named_and_a_fresh_start_sets_it_aside(project, word, torn):
+    path = project.config()
+    project.evsys("run", path, check=True)
+    journal = project.root / "outputs/hello_sft.journal.sqlite"
+    whole = journal.read_bytes()
+    assert word in whole
+    journal.write_bytes(whole.replace(word, torn, 1))
+    refused = project.evsys("run", path)
+    assert refused.returncode == 1 and "is damaged" in refused.stderr and "Traceback" not in refused.stderr
+    assert "next: the same command with --fresh" in refused.stderr and len(refused.stderr) < 500
+    again = project.evsys("run", path, "--fresh")
+    assert again.returncode == 0 and len(list(journal.parent.glob("*.damaged-*[0-9]"))) == 1, again.stderr
+
+
 def test_a_finished_experiment_keeps_the_time_it_took(project):
     path = project.config()
     first = json.loads(project.evsys("run", path, "--json", check=True).stdout)

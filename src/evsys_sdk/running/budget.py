@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from evsys_sdk.errors import Cancelled
-from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.record.journal import Journal, RunJournal, number_in
 from evsys_sdk.running.reuse import IDENTITY, REUSED
 
 LIMITS = ("steps", "tokens", "seconds", "usd", "trials")
@@ -156,12 +156,11 @@ def spent_before(journal: Journal, line: RunJournal, *, seconds: float) -> Spent
     many seconds."""
     launch = (line.run, line.attempt)
     [(steps, tokens)] = journal.read(
-        "SELECT count(*), coalesce(sum(json_extract(data, '$.metrics.tokens')), 0) FROM events"
-        f" WHERE kind = 'step' AND {_OWN}",
+        f"SELECT count(*), coalesce(sum({number_in('metrics.tokens')}), 0) FROM events WHERE kind = 'step' AND {_OWN}",
         launch,
     )
     [(usd,)] = journal.read(
-        f"SELECT coalesce(sum(json_extract(data, '$.cost_usd')), 0) FROM events WHERE kind = 'rollout' AND {_OWN}",
+        f"SELECT coalesce(sum({number_in('cost_usd')}), 0) FROM events WHERE kind = 'rollout' AND {_OWN}",
         launch,
     )
     trials = len(begun_before(journal, line))

@@ -7,7 +7,8 @@ from concurrent.futures import wait as wait_for
 
 import pytest
 
-from evsys_sdk.running.budget import Budget, BudgetSpent
+from evsys_sdk.record.journal import EXPERIMENT, Journal
+from evsys_sdk.running.budget import Budget, BudgetSpent, spent_before
 
 
 def _planned(trials: int, *runs: str) -> Budget:
@@ -54,3 +55,16 @@ def test_nobody_waits_for_a_run_that_went_wrong_or_where_trials_are_not_counted(
     free.expect("a")
     free.expect("b")
     assert _begin(free, "b") == "begun"
+
+
+def test_what_was_spent_is_known_beside_numbers_that_are_none(tmp_path):
+    journal = Journal(tmp_path / "e.journal.sqlite")
+    line, run = journal.begin(EXPERIMENT, "plan"), journal.begin("e/r", "abc")
+    line.add("plan", {}, at=0)
+    run.add("step", {"metrics": {"tokens": 3, "odd": float("nan")}}, at=1)
+    run.add("step", {"metrics": {"tokens": 4}}, at=2)
+    run.add("rollout", {"cost_usd": 0.5, "logprobs": [float("-inf")]}, at=2)
+    run.add("rollout", {"cost_usd": 0.25}, at=2, key="other")
+    journal.check()
+    spent = spent_before(journal, line, seconds=0)
+    assert (spent.steps, spent.tokens, spent.usd) == (2, 7, 0.75)
