@@ -29,7 +29,7 @@ from evsys_sdk.config.names import REHEARSALS, directory_name
 from evsys_sdk.config.reading import forget, note_read
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
-from evsys_sdk.constants import MODEL_ROLLOUTS_FILE
+from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, MODEL_ROLLOUTS_FILE
 from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RecordLost, RunLocked
 from evsys_sdk.eval.hypothesis import fingerprint
 from evsys_sdk.preflight import deep_problems, ignored_settings
@@ -39,7 +39,7 @@ from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.experiment_page import PageFacts, write_page
 from evsys_sdk.record.journal import Journal, RunJournal
-from evsys_sdk.record.run_dir import hold, sweep
+from evsys_sdk.record.run_dir import ATTEMPTS, hold, move_aside, sweep
 from evsys_sdk.running.baselines import Baselines, write_rollouts
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
@@ -59,8 +59,9 @@ from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
 DRY_TASKS = 4
-WRITTEN = ("experiment_result.json", "experiment.md", MODEL_ROLLOUTS_FILE, "curves.*", "arms.*")
-"""The ends of the names of an experiment's own files."""
+FIGURES = ("curves.png", "curves.svg", "arms.png", "arms.svg")
+WRITTEN = (EXPERIMENT_RESULT_FILE, "experiment.md", MODEL_ROLLOUTS_FILE, *FIGURES)
+"""The ends of the names of what an experiment comes to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,8 @@ class Experiment:
         config, parts = self.config, Parts()
         callbacks = self._callbacks(parts, options.watchers)
         fresh = options.fresh or options.dry
+        if fresh:  # before the journal says so: a kill in between loses nothing
+            _set_aside(output_dir, directory_name(config.name))
         written = last_written(journal_path(output_dir, config.name))
         with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
             line = take_up(journal, config.name, facts, fresh=fresh)
@@ -313,6 +316,15 @@ class Experiment:
 def _not_pruned(arms: dict[str, list[RunResult]]) -> dict[str, list[RunResult]]:
     """The arms that a search did not leave behind: only they have come to something that can be compared."""
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
+
+
+def _set_aside(output_dir: Path, stem: str) -> None:
+    """Move what an earlier start of the experiment came to into `<stem>.attempts/<number>`."""
+    files = {path: path.name for what in WRITTEN if (path := output_dir / f"{stem}.{what}").exists()}
+    record = output_dir / f"{stem}.{EXPERIMENT_RESULT_FILE}"
+    if record in files:
+        files[record] = EXPERIMENT_RESULT_FILE  # with the name of an experiment, it would be one
+    move_aside(files, output_dir / f"{stem}.{ATTEMPTS}")
 
 
 def _made(folder: Path) -> Path:

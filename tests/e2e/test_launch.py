@@ -57,6 +57,23 @@ def test_fresh_repeats_everything(project, launched):
     assert (project.root / "outputs/rate0.001/attempts/1/run_result.json").exists()
 
 
+def test_fresh_sets_aside_what_the_experiment_had_come_to(project, launched):
+    outputs = project.root / "outputs"
+    endings = ("experiment_result.json", "experiment.md")
+    before = [(outputs / f"hello_sft.{ending}").read_bytes() for ending in endings]
+    (outputs / "hello_sft.curves.experiment.md").write_text("of an experiment that is called hello_sft.curves")
+    for number in (1, 2):
+        _summary(project, launched(description=f"{number}"), "--fresh")
+        aside = outputs / f"hello_sft.attempts/{number}"
+        assert [(aside / name).read_bytes() for name in (endings[0], f"hello_sft.{endings[1]}")] == before
+        before = [(outputs / f"hello_sft.{ending}").read_bytes() for ending in endings]
+    assert (outputs / "hello_sft.curves.experiment.md").exists()
+    listed = json.loads(project.evsys("history", "--dir", "outputs", "--json", check=True).stdout)
+    assert [found["name"] for found in listed["experiments"]] == ["hello_sft"]
+    shown = project.evsys("show", "outputs/hello_sft.attempts/1")
+    assert shown.returncode == 1 and "there is no record" in shown.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
