@@ -362,12 +362,11 @@ def _isolated(plan: RunPlan, launcher: Launcher) -> RunResult:
                 raise Cancelled("the experiment was stopped")
             return launcher.execute(plan)
     except Cancelled as exc:
-        return RunResult(run_id=plan.run_id, status="cancelled", error=f"not started: {exc}")
+        return plan.came_to_nothing("cancelled", f"not started: {exc}")
     except RunLocked as exc:  # the directory is another process's: nothing may be written into it
-        return RunResult(run_id=plan.run_id, status="failed", error=str(exc), extras={"run_name": plan.run.name})
+        return plan.came_to_nothing("failed", str(exc))
     except Exception as exc:
-        error = f"the run's record could not be kept: {exc}"
-        return RunResult(run_id=plan.run_id, status="failed", error=error, extras={"run_name": plan.run.name})
+        return plan.came_to_nothing("failed", f"the run's record could not be kept: {exc}")
 
 
 def run_experiment(config: ExperimentConfig | str | Path | dict[str, Any]) -> list[RunResult]:

@@ -115,3 +115,13 @@ def test_trials_go_to_the_runs_in_their_order_whichever_thread_is_first(project,
     assert summary["budget"]["spent"]["trials"] == 1
     _, summary, ends = _run(project, sweep({"trials": 2}, **top))
     assert [status for status, _ in ends] == ["completed", "completed", "cancelled"], "the first needs no other trial"
+
+
+def test_the_verdict_names_a_seed_that_was_not_started(project, minimal_run):
+    project.write_tasks()
+    entry = {"name": "colours", "path": "bench", "split": "val", "temperature": 0}
+    metadata = {"benchmark": [entry], "success_metric": "val.pass@1"}
+    run = minimal_run(algorithm__params={"max_steps": 2})
+    path = project.config(run=run, n_repeats=2, budget={"trials": 1}, metadata=metadata)
+    _, summary, _ = _run(project, path)
+    assert "seed 43 without a score (not started: the budget is spent: 1 of 1 trials)" in summary["conclusion"]

@@ -20,7 +20,7 @@ from evsys_sdk.config.source import source_of
 from evsys_sdk.data.rows import LoadedRows, load_rows
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import FOREIGN, BackendError
-from evsys_sdk.protocols import DataStore, Renderer, RunContext, RunResult
+from evsys_sdk.protocols import DataStore, Renderer, RunContext, RunResult, RunStatus
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.log_stores import with_log_dir
@@ -63,6 +63,11 @@ class RunPlan:
     @property
     def run_id(self) -> str:
         return f"{self.experiment.name}/{self.run.name}"
+
+    def came_to_nothing(self, status: RunStatus, error: str) -> RunResult:
+        """The result of a run that left no record."""
+        about = {"run_name": self.run.name, "seed": self.run.seed}
+        return RunResult(run_id=self.run_id, status=status, error=error, extras=about)
 
 
 @dataclass(slots=True)
