@@ -1,6 +1,6 @@
 """Every way this SDK says no, and the two helpers that turn foreign failures into one of them.
 
-In: nothing. Out: exception classes. The CLI prints any `EvsysError` as a plain message with exit code 1;
+In: nothing. Out: exception classes. The CLI prints any `EvsysError` as a plain message (or JSON) with exit code 1;
 whatever is not an `EvsysError` is a bug of ours and keeps its traceback.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,6 +16,9 @@ from types import ModuleType
 
 class EvsysError(Exception):
     """Something a user can put right; the message says what and how."""
+
+    problems: Sequence[Problem] = ()
+    """What is wrong as records, where the message speaks of places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,25 @@ class ConfigError(EvsysError):
         commands = dict.fromkeys(p.next_command for p in self.problems if p.next_command)
         lines += [f"next: {command}" for command in list(commands)[:3]]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Problem):
+    """A setting that is not what it was; None stands for "not there"."""
+
+    before: object = None
+
+
+class SettingsChanged(EvsysError):
+    """An experiment was launched with other settings than these, and has results."""
+
+    def __init__(self, message: str, changes: Mapping[str, tuple[object, object]]):
+        """`changes`: place -> what it was and what it is."""
+        super().__init__(message)
+        self.problems = [
+            Change(path=place, message="not as it was launched", before=before, value=now)
+            for place, (before, now) in changes.items()
+        ]
 
 
 def _problem_line(problem: Problem) -> str:

@@ -7,7 +7,7 @@ In: an `ExperimentConfig`. Out: an `ExperimentResult`, and the same on disk. `ev
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from evsys_sdk.config.files import load_yaml, parse_config, plain, refuse_shared
 from evsys_sdk.config.matrix import expanded
 from evsys_sdk.config.models import ExperimentConfig, RunConfig
 from evsys_sdk.config.names import REHEARSALS, directory_name
-from evsys_sdk.config.reading import forget, unread
+from evsys_sdk.config.reading import forget, note_read
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
-from evsys_sdk.constants import MODEL_ROLLOUTS_FILE
+from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, MODEL_ROLLOUTS_FILE
 from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RecordLost, RunLocked
 from evsys_sdk.eval.hypothesis import fingerprint
 from evsys_sdk.preflight import deep_problems, ignored_settings
@@ -39,7 +39,7 @@ from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.experiment_page import PageFacts, write_page
 from evsys_sdk.record.journal import Journal, RunJournal
-from evsys_sdk.record.run_dir import hold, sweep
+from evsys_sdk.record.run_dir import ATTEMPTS, hold, move_aside, sweep
 from evsys_sdk.running.baselines import Baselines, write_rollouts
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.hindsight import admit_hindsight
@@ -49,6 +49,7 @@ from evsys_sdk.running.leakage import forget_benchmarks
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in, summarise
 from evsys_sdk.running.parts import Parts
 from evsys_sdk.running.places import Places
+from evsys_sdk.running.reads import READ, ReadNotes, read_before, shared_reads, shared_unread
 from evsys_sdk.running.registering import contents, note_launch, register_end, register_start
 from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
@@ -59,10 +60,9 @@ from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
 DRY_TASKS = 4
-WRITTEN = ("experiment_result.json", "experiment.md", MODEL_ROLLOUTS_FILE, "curves.*", "arms.*")
-"""The ends of the names of an experiment's own files."""
-WHAT_RUNS_READ = ("metadata.benchmark", "data_store", "log_store", "leakage", "search.")
-"""Shared settings that runs look at, or a search when it draws them."""
+FIGURES = ("curves.png", "curves.svg", "arms.png", "arms.svg")
+WRITTEN = (EXPERIMENT_RESULT_FILE, "experiment.md", MODEL_ROLLOUTS_FILE, *FIGURES)
+"""The ends of the names of what an experiment comes to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +105,8 @@ class Experiment:
     def run(self, options: RunOptions | None = None) -> ExperimentResult:
         """Run every arm and seed, write the record, return the result."""
         options = options or RunOptions()
+        if options.fresh and options.fork:
+            raise EvsysError("fresh starts the experiment over and fork leaves it for a child: choose one of the two")
         started = time.monotonic()
         self.check(strict=options.strict)
         base = Path(self.config.output_dir).expanduser()
@@ -130,9 +132,12 @@ class Experiment:
         config, parts = self.config, Parts()
         callbacks = self._callbacks(parts, options.watchers)
         fresh = options.fresh or options.dry
+        if fresh:  # before the journal says so: a kill in between loses nothing
+            _set_aside(output_dir, directory_name(config.name))
         written = last_written(journal_path(output_dir, config.name))
         with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
             line = take_up(journal, config.name, facts, fresh=fresh)
+            callbacks.members.append((READ, ReadNotes(line, lambda: [*shared_reads(config), *parts.read()])))
             started -= seconds_before(line, written)
             limits = (config.budget, config.search.budget if config.search else None)
             spent = spent_before(journal, line, seconds=time.monotonic() - started)
@@ -147,6 +152,7 @@ class Experiment:
                 execute = partial(_isolated, launcher=launcher)
                 arms = self._search(plan, execute, line, options) if config.search else self._arms(plan, execute)
             self.conclusion = self._conclude(arms, models, line)
+            known = read_before(line)
         results = [run for found in arms.values() for run in found]
         result = ExperimentResult(
             name=config.name,
@@ -162,7 +168,7 @@ class Experiment:
         before = seconds_in(record_path(output_dir, config.name)) if is_retold else None
         result.seconds = time.monotonic() - started if before is None else before
         result.warnings = callbacks.errors_of("")
-        self._record(result, parts, options, contents(facts))
+        self._record(result, options, contents(facts), partial(self._unread, parts, known))
         return result
 
     def _conclude(self, arms: dict[str, list[RunResult]], models: list[ModelScore], line: RunJournal) -> Conclusion:
@@ -237,6 +243,8 @@ class Experiment:
         def plan(arm: RunConfig, index: int) -> list[RunPlan]:
             runs = seeds_of(arm, repeats=self.config.n_repeats, base_seed=self.config.base_seed)
             line.add("arm", {"runs": [run.name for run in runs], "settings": plain(arm)}, at=0, key=arm.name)
+            for run in runs:
+                budget.expect(f"{self.config.name}/{run.name}")
             return [
                 RunPlan(
                     experiment=self.config,
@@ -264,7 +272,18 @@ class Experiment:
             config=self.config, parts=parts, journal=journal, stop=stop, fresh=options.fresh, max_tasks=tasks
         )
 
-    def _record(self, result: ExperimentResult, parts: Parts, options: RunOptions, hashes: Facts) -> None:
+    def _unread(self, parts: Parts, known: Collection[str]) -> Iterator[str]:
+        """What runs share and nothing has read; `known` is what runs of all processes did. Without any of that, no run
+        was executed here (all were taken over), and nobody can say."""
+        if known:
+            note_read(self.config, known)
+            parts.note_read(known)
+            yield from shared_unread(self.config)
+            yield from parts.unread()
+
+    def _record(
+        self, result: ExperimentResult, options: RunOptions, hashes: Facts, look_over: Callable[[], Iterable[str]]
+    ) -> None:
         config = self.config
         facts = {
             "experiment": config.name,
@@ -280,12 +299,9 @@ class Experiment:
             "ts": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         _ = config.imports  # read when extensions were imported, before the notes were cleared
-        elsewhere = ("run.", "runs[", *(WHAT_RUNS_READ if any(map(_was_done_elsewhere, result.runs)) else ()))
-        top = [path for path in unread(config) if not path.startswith(elsewhere)] if result.completed else []
-        own = dict.fromkeys([*top, *parts.unread()] if result.completed else [])
-        result.unread_settings = list(
-            dict.fromkeys([*own, *(path for run in result.runs for path in run.extras.get("unread_settings", []))])
-        )
+        shared = look_over() if result.completed else ()
+        of_runs = (path for run in result.runs for path in run.extras.get("unread_settings", []))
+        result.unread_settings = list(dict.fromkeys([*shared, *of_runs]))
         settings = plain(config)
         if config.search is not None:
             settings = settled(settings, [plain(run) for run in self.trials])
@@ -306,17 +322,29 @@ def _not_pruned(arms: dict[str, list[RunResult]]) -> dict[str, list[RunResult]]:
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
 
 
-def _was_done_elsewhere(run: RunResult) -> bool:
-    """Whether another process did part of it; what that one read of the shared settings is not known."""
-    return any(run.extras.get(note) for note in ("finished_before", "resumed", "carried_out_by"))
+def _set_aside(output_dir: Path, stem: str) -> None:
+    """Move what an earlier start of the experiment came to into `<stem>.attempts/<number>`."""
+    files = {path: path.name for what in WRITTEN if (path := output_dir / f"{stem}.{what}").exists()}
+    record = output_dir / f"{stem}.{EXPERIMENT_RESULT_FILE}"
+    if record in files:
+        files[record] = EXPERIMENT_RESULT_FILE  # with the name of an experiment, it would be one
+    move_aside(files, output_dir / f"{stem}.{ATTEMPTS}")
 
 
 def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise EvsysError(f"output_dir {folder} cannot be used: {exc.strerror}") from exc
+        raise EvsysError(f"output_dir {folder} cannot be used: {_obstacle(exc)}") from exc
     return folder
+
+
+def _obstacle(exc: OSError) -> str:
+    """What is in the way of a folder."""
+    place = Path(exc.filename)
+    if place.is_symlink() and not place.exists():
+        return f"{place} is a link to {place.readlink()}, which is not there"
+    return f"{place} is a file" if place.is_file() else str(exc.strerror)
 
 
 def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[RunConfig]:
@@ -332,17 +360,17 @@ def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[Run
 
 def _isolated(plan: RunPlan, launcher: Launcher) -> RunResult:
     """What came of a run, whatever happened to it."""
-    if plan.stop.event.is_set():
-        return RunResult(run_id=plan.run_id, status="cancelled", error="not started: the experiment was stopped")
     try:
-        return launcher.execute(plan)
+        with plan.budget.turn(plan.run_id):
+            if plan.stop.event.is_set():
+                raise Cancelled("the experiment was stopped")
+            return launcher.execute(plan)
     except Cancelled as exc:
-        return RunResult(run_id=plan.run_id, status="cancelled", error=f"not started: {exc}")
+        return plan.came_to_nothing("cancelled", f"not started: {exc}")
     except RunLocked as exc:  # the directory is another process's: nothing may be written into it
-        return RunResult(run_id=plan.run_id, status="failed", error=str(exc), extras={"run_name": plan.run.name})
+        return plan.came_to_nothing("failed", str(exc))
     except Exception as exc:
-        error = f"the run's record could not be kept: {exc}"
-        return RunResult(run_id=plan.run_id, status="failed", error=error, extras={"run_name": plan.run.name})
+        return plan.came_to_nothing("failed", f"the run's record could not be kept: {exc}")
 
 
 def run_experiment(config: ExperimentConfig | str | Path | dict[str, Any]) -> list[RunResult]:

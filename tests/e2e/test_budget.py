@@ -67,6 +67,16 @@ def test_every_limit_stops_with_a_record(project, sweep, budget, completed, erro
     assert summary["budget"]["limits"] == budget
 
 
+@pytest.mark.parametrize(
+    ("budget", "spent"), [({"steps": 13, "tokens": 10**9}, "13 of 13 steps"), ({"trials": 1}, "1 of 1 trials")]
+)
+def test_status_says_to_raise_a_budget_that_is_spent(project, sweep, budget, spent):
+    path = sweep(budget)
+    project.evsys("run", path)
+    [follows] = json.loads(project.evsys("status", "hello_sft", "--json", check=True).stdout)["next"]
+    assert follows == f"evsys run {path}, with a larger budget: {spent} are spent"
+
+
 def test_an_empty_budget_or_one_of_nothing_is_refused(project, sweep):
     for budget, told in (({"steps": 0}, "budget.steps"), ({"dollars": 3}, "budget.dollars")):
         refused = project.evsys("run", sweep(budget))
@@ -82,3 +92,36 @@ def test_the_seconds_of_all_processes_count(project, sweep):
     assert told["seconds"] == second["seconds"]
     code, third, _ = _run(project, sweep({"steps": 60, "seconds": spent / 2}), "--fork")
     assert code == 0, third
+
+
+LATE = """
+import time
+from evsys_sdk.registry import register_launcher
+from evsys_sdk.running.launchers import LocalLauncher
+
+@register_launcher("late_first")
+class LateFirst(LocalLauncher):
+    def execute(self, plan):
+        time.sleep(0.5 if plan.run.name == "first" else 0)
+        return super().execute(plan)
+"""
+
+
+def test_trials_go_to_the_runs_in_their_order_whichever_thread_is_first(project, sweep):
+    (project.root / "late.py").write_text(LATE)
+    top = {"imports": ["late"], "launcher": {"kind": "late_first"}, "max_concurrent_arms": 3}
+    _, summary, ends = _run(project, sweep({"trials": 1}, **top))
+    assert [status for status, _ in ends] == ["completed", "cancelled", "cancelled"]
+    assert summary["budget"]["spent"]["trials"] == 1
+    _, summary, ends = _run(project, sweep({"trials": 2}, **top))
+    assert [status for status, _ in ends] == ["completed", "completed", "cancelled"], "the first needs no other trial"
+
+
+def test_the_verdict_names_a_seed_that_was_not_started(project, minimal_run):
+    project.write_tasks()
+    entry = {"name": "colours", "path": "bench", "split": "val", "temperature": 0}
+    metadata = {"benchmark": [entry], "success_metric": "val.pass@1"}
+    run = minimal_run(algorithm__params={"max_steps": 2})
+    path = project.config(run=run, n_repeats=2, budget={"trials": 1}, metadata=metadata)
+    _, summary, _ = _run(project, path)
+    assert "seed 43 without a score (not started: the budget is spent: 1 of 1 trials)" in summary["conclusion"]

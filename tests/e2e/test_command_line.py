@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from evsys_sdk.record.run_dir import hold
+
 
 def test_json_on_stdout_is_only_json(project):
     done = project.evsys("run", project.config(), "--json", EVSYS_LOGGING_LEVEL="DEBUG")
@@ -99,6 +101,49 @@ def test_validate_json_tells_problems_as_data(project):
     done = project.evsys("validate", project.config(naem="x"), "--json")
     problem = json.loads(done.stdout)["problems"][0]
     assert done.returncode == 1 and problem["path"] == "naem" and "closest: name" in problem["message"]
+
+
+def _refusal(done):
+    told = json.loads(done.stdout)
+    assert done.returncode == 1 and told["ok"] is False and told["error"] in done.stderr
+    return told
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["status", "nope"], "there is no experiment 'nope'"),
+        (["logs", "nope"], "there is no experiment 'nope'"),
+        (["stop", "nope"], "there is no experiment 'nope'"),
+        (["show", "nope"], "there is no experiment 'nope'"),
+        (["data", "show", "nope"], "nope"),
+        (["run", "config.yaml", "--set", "run.seed"], "--set takes key=value"),
+        (["run", "config.yaml", "--steps", "0"], "whole number above 0"),
+        (["status", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_every_verb_tells_a_refusal_as_data(project, words, error):
+    project.config()
+    assert error in _refusal(project.evsys(*words, "--json"))["error"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--detach"]], ids=["here", "detached"])
+def test_a_launch_that_is_refused_says_why_as_data(project, minimal_run, flags):
+    project.evsys("run", project.config(), check=True)
+    changed = project.config(run=minimal_run(seed=7, algorithm__params={"max_steps": 3}))
+    told = _refusal(project.evsys("run", changed, "--json", *flags))
+    assert {each["path"]: (each["before"], each["value"]) for each in told["problems"]} == {
+        "arms.r0.seed": (None, 7),
+        "arms.r0.algorithm.params.max_steps": (None, 3),
+        "arms.r0.algorithm.params.learning_rate": (0.001, None),
+        "arms.r0.algorithm.params.num_epochs": (4, None),
+    }
+    with hold(project.root / "outputs/.hello_sft.lock", "it"):
+        told = _refusal(project.evsys("run", project.config(), "--json", *flags))
+    assert "is in use by process" in told["error"] and told["problems"] == []
+    (project.root / "outputs/hello_sft.journal.sqlite").write_bytes(b"not a journal, however long one looks at it" * 99)
+    told = _refusal(project.evsys("run", project.config(), "--json", *flags))
+    assert "journal" in told["error"] and "--fresh" in told["error"]
 
 
 def test_strict_refuses_ignored_settings_before_anything_is_spent(project, minimal_run):

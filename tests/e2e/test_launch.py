@@ -59,6 +59,23 @@ def test_fresh_repeats_everything(project, launched):
     assert (project.root / "outputs/rate0.001/attempts/1/run_result.json").exists()
 
 
+def test_fresh_sets_aside_what_the_experiment_had_come_to(project, launched):
+    outputs = project.root / "outputs"
+    endings = ("experiment_result.json", "experiment.md")
+    before = [(outputs / f"hello_sft.{ending}").read_bytes() for ending in endings]
+    (outputs / "hello_sft.curves.experiment.md").write_text("of an experiment that is called hello_sft.curves")
+    for number in (1, 2):
+        _summary(project, launched(description=f"{number}"), "--fresh")
+        aside = outputs / f"hello_sft.attempts/{number}"
+        assert [(aside / name).read_bytes() for name in (endings[0], f"hello_sft.{endings[1]}")] == before
+        before = [(outputs / f"hello_sft.{ending}").read_bytes() for ending in endings]
+    assert (outputs / "hello_sft.curves.experiment.md").exists()
+    listed = json.loads(project.evsys("history", "--dir", "outputs", "--json", check=True).stdout)
+    assert [found["name"] for found in listed["experiments"]] == ["hello_sft"]
+    shown = project.evsys("show", "outputs/hello_sft.attempts/1")
+    assert shown.returncode == 1 and "there is no record" in shown.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -238,6 +255,21 @@ def test_a_torn_journal_is_named_and_a_fresh_start_sets_it_aside(project):
     assert [file.stat().st_size for file in journal.parent.glob("*.damaged-*[0-9]")] == [20_000]
 
 
+@pytest.mark.parametrize(("word", "torn"), [(b'{"metrics": {', b'{"metrics": ['), (b'"metrics"', b'"metr\xffcs"')])
+def test_a_journal_with_torn_events_is_named_and_a_fresh_start_sets_it_aside(project, word, torn):
+    path = project.config()
+    project.evsys("run", path, check=True)
+    journal = project.root / "outputs/hello_sft.journal.sqlite"
+    whole = journal.read_bytes()
+    assert word in whole
+    journal.write_bytes(whole.replace(word, torn, 1))
+    refused = project.evsys("run", path)
+    assert refused.returncode == 1 and "is damaged" in refused.stderr and "Traceback" not in refused.stderr
+    assert "next: the same command with --fresh" in refused.stderr and len(refused.stderr) < 500
+    again = project.evsys("run", path, "--fresh")
+    assert again.returncode == 0 and len(list(journal.parent.glob("*.damaged-*[0-9]"))) == 1, again.stderr
+
+
 def test_a_finished_experiment_keeps_the_time_it_took(project):
     path = project.config()
     first = json.loads(project.evsys("run", path, "--json", check=True).stdout)
@@ -255,3 +287,23 @@ def test_the_journal_has_the_arms_and_the_verdict(project):
     [(_, name, arm), (_, _, verdict)] = found
     assert name == "r0" and json.loads(arm)["runs"] == ["r0__s42", "r0__s43"]
     assert json.loads(verdict)["text"].count("r0: 2 of 2 seeds completed") == 1
+
+
+def test_fresh_and_fork_at_once_are_refused(project, launched):
+    before = _results(project)
+    refused = project.evsys("run", launched(n_repeats=2), "--fresh", "--fork")
+    assert refused.returncode == 1 and "choose one" in refused.stderr and _results(project) == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        ("link", "link is a link to gone, which is not there"),
+        ("link/inside", "link is a link to gone, which is not there"),
+        ("config.yaml", "config.yaml is a file"),
+    ],
+)
+def test_an_output_dir_that_cannot_be_made_says_what_is_in_the_way(project, folder, told):
+    (project.root / "link").symlink_to("gone")
+    refused = project.evsys("run", project.config(output_dir=folder))
+    assert refused.returncode == 1 and told in refused.stderr

@@ -202,6 +202,53 @@ def test_strict_does_not_blame_a_resumed_run_for_what_was_read_before(project, m
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+DEADLY = """
+import os, signal
+import evsys_sdk
+from evsys_sdk.record.log_stores import JsonlLogStore
+
+def die_once(where, step):
+    if step == 3 and os.path.exists(where):
+        os.remove(where)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@evsys_sdk.register_log_store("deadly")
+class Deadly(JsonlLogStore):
+    def log_metrics(self, metrics, step):
+        die_once("die in the log store", step)
+        super().log_metrics(metrics, step)
+
+@evsys_sdk.register_callback("spy")
+class Spy:
+    def on_run_start(self, ctx):
+        self.told = open(ctx.output_dir / "told.txt", "w")
+
+    def on_step(self, ctx, step, metrics):
+        print("step", step, file=self.told, flush=True)
+        die_once("die in on_step", step)
+
+    def on_checkpoint(self, ctx, step, path):
+        print("checkpoint", step, file=self.told, flush=True)
+        die_once("die in on_checkpoint", step)
+"""
+
+
+@pytest.mark.parametrize("where", ["nowhere", "die in the log store", "die in on_step", "die in on_checkpoint"])
+def test_a_checkpoint_is_told_after_its_step_also_when_it_is_told_again(project, minimal_run, where):
+    (project.root / "deadly.py").write_text(DEADLY)
+    (project.root / where).write_text("")
+    run = minimal_run(algorithm__params={"max_steps": 4, "batch_size": 4, "save_every": 3}, eval={"enabled": False})
+    store = {"kind": "deadly", "params": {"log_dir": "outputs/r0/logs"}}
+    path = project.config(run=run, imports=["deadly"], callbacks=[{"kind": "spy"}], log_store=store)
+    if where != "nowhere":
+        assert project.evsys("run", path).returncode == -signal.SIGKILL
+    done = project.evsys("run", path, check=True)
+    assert where == "nowhere" or "goes on from step 3" in done.stderr
+    told = (project.root / "outputs/r0/told.txt").read_text().splitlines()
+    assert told == ["step 1", "step 2", "step 3", "checkpoint 3", "step 4", "checkpoint 4"]
+    assert [row["step"] for row in project.metrics() if "loss" in row] == [1, 2, 3, 4]
+
+
 COUNTING = """
 import os, time
 import evsys_sdk

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from evsys_sdk import __version__
 from evsys_sdk.cli import (
@@ -37,6 +38,9 @@ from evsys_sdk.cli import (
 )
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_RUN_FAILED
 
+if TYPE_CHECKING:
+    from evsys_sdk.errors import Problem
+
 VERBS = (
     validate,
     run,
@@ -62,13 +66,21 @@ VERBS = (
 )
 
 
+class WrongCommandLine(SystemExit):
+    """A command line that cannot be read; the message is on stderr."""
+
+    def __init__(self, message: str):
+        super().__init__(EXIT_BAD_INPUT)
+        self.message = message
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with our exit code for a wrong command line."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
-        raise SystemExit(EXIT_BAD_INPUT)
+        raise WrongCommandLine(f"{self.prog}: {message}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,27 +101,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     from evsys_sdk.errors import EvsysError, RecordLost
     from evsys_sdk.logs import configure_logger
 
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    args.argv = list(sys.argv[1:] if argv is None else argv)
+    parser, words = build_parser(), list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parser.parse_args(words)
+    except WrongCommandLine as exc:
+        if "--json" in words:
+            _print_refusal(exc.message)
+        raise
+    args.argv = words
     if not getattr(args, "run", None):
         parser.print_help()
         return EXIT_BAD_INPUT if args.verb else 0
     try:
         configure_logger()
         return int(args.run(args))
-    except RecordLost as exc:
-        print(exc, file=sys.stderr)
-        return EXIT_RUN_FAILED
     except EvsysError as exc:
         print(exc, file=sys.stderr)
-        return EXIT_BAD_INPUT
+        if getattr(args, "json", False):
+            _print_refusal(str(exc), exc.problems, path=getattr(args, "path", None))
+        return EXIT_RUN_FAILED if isinstance(exc, RecordLost) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_RUN_FAILED
     except BrokenPipeError:  # the reader (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _print_refusal(error: str, problems: Sequence[Problem] = (), *, path: str | None = None) -> None:
+    """What `--json` says of a refusal, whatever the verb: the message, its places as records, the file it is about."""
+    from dataclasses import asdict
+
+    from evsys_sdk.cli.data import print_json
+
+    about = {} if path is None else {"path": path}
+    print_json({"ok": False, **about, "error": error, "problems": [asdict(problem) for problem in problems]})
 
 
 if __name__ == "__main__":

@@ -63,21 +63,14 @@ def _run_here(args: argparse.Namespace, log: RunLog) -> int:
     from evsys_sdk.atomic import to_json
     from evsys_sdk.cli.streams import check_result_path, write_result
     from evsys_sdk.cli.summary import print_summary
-    from evsys_sdk.cli.validate import print_problems
     from evsys_sdk.errors import ConfigError
     from evsys_sdk.experiment import Experiment
     from evsys_sdk.running.outcome import strict_problems, summarise
 
     if args.output:
         check_result_path(args.output)
-    try:
-        experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
-        result = _result(experiment, args, log)
-    except ConfigError as exc:
-        if not args.json:
-            raise
-        print_problems(args.path, exc)
-        return EXIT_BAD_INPUT
+    experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
+    result = _result(experiment, args, log)
     log.summary(result)
     summary = to_json(summarise(result), indent=2)
     if args.output:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
+from evsys_sdk.constants import EXIT_OK
 
 if TYPE_CHECKING:
     from evsys_sdk.config.models import SearchSpec
-    from evsys_sdk.errors import ConfigError
 
 
 def add_parser(verbs: Any) -> None:
@@ -24,18 +24,12 @@ def add_parser(verbs: Any) -> None:
 
 
 def validate(args: argparse.Namespace) -> int:
+    from evsys_sdk.cli.data import print_json
     from evsys_sdk.cli.streams import prints_to_stderr
-    from evsys_sdk.errors import ConfigError
     from evsys_sdk.preflight import ignored_settings, validate_yaml
 
-    try:
-        with prints_to_stderr():
-            config = validate_yaml(args.path, deep=args.deep, strict=args.strict, overrides=args.overrides)
-    except ConfigError as exc:
-        if not args.json:
-            raise
-        print_problems(args.path, exc)
-        return EXIT_BAD_INPUT
+    with prints_to_stderr():
+        config = validate_yaml(args.path, deep=args.deep, strict=args.strict, overrides=args.overrides)
     drawn = config.search is not None and config.search.kind != "grid"
     runs = [] if drawn else [run.name for run in config.all_runs()]
     ignored = ignored_settings(config)
@@ -45,7 +39,7 @@ def validate(args: argparse.Namespace) -> int:
         with prints_to_stderr():
             ignored += foreseen_leakage(config)
     if args.json:
-        _print_json(True, args.path, runs=runs, warnings=ignored)
+        print_json({"ok": True, "path": args.path, "runs": runs, "warnings": [asdict(found) for found in ignored]})
         return EXIT_OK
     seeds = f" x {config.n_repeats} seeds" if config.n_repeats > 1 else ""
     if config.search is not None and drawn:
@@ -65,17 +59,3 @@ def _described(search: SearchSpec) -> str:
 
     trials, axes = count_trials(search), len(search.space)
     return f"a search ({search.kind}) of {trials} trials over {axes} setting{'s' if axes != 1 else ''}"
-
-
-def print_problems(path: str, error: ConfigError) -> None:
-    """A refused config as JSON: what is wrong, and where."""
-    _print_json(False, path, problems=error.problems)
-
-
-def _print_json(ok: bool, path: str, **lists: Any) -> None:
-    from dataclasses import asdict
-
-    from evsys_sdk.atomic import to_json
-
-    plain = {key: [item if isinstance(item, str) else asdict(item) for item in items] for key, items in lists.items()}
-    print(to_json({"ok": ok, "path": path, **plain}, indent=2))

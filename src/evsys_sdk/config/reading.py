@@ -7,7 +7,7 @@ under a name that is no field, where pydantic's comparison and serialisation do 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
 
@@ -84,8 +84,26 @@ def unread(model: BaseModel) -> Iterator[str]:
             yield from (f"{place}.{path}" for path in unread(child))
 
 
+def read(model: BaseModel, *, but: Collection[str] = ()) -> Iterator[str]:
+    """Dotted paths of fields that were given and read, `but` for these; other threads may be reading meanwhile."""
+    fields = object.__getattribute__(model, "__dict__")
+    given = object.__getattribute__(model, "__pydantic_fields_set__") - set(but)
+    yield from sorted(given & set(fields.get(_NOTES, ())))
+    for place, child in _children({name: fields[name] for name in given if name in fields}):
+        yield from (f"{place}.{path}" for path in read(child))
+
+
+def note_read(model: BaseModel, paths: Collection[str], *, inside: str = "") -> None:
+    """Note that these paths, as `read` names them, were read: by another process, or by another copy of `model`."""
+    fields = object.__getattribute__(model, "__dict__")
+    known = (name for name in type(model).__pydantic_fields__ if inside + name in paths)
+    fields.setdefault(_NOTES, set()).update(known)
+    for place, child in _children(fields):
+        note_read(child, paths, inside=f"{inside}{place}.")
+
+
 def _children(fields: dict[str, Any]) -> Iterator[tuple[str, BaseModel]]:
-    for name, value in fields.items():
+    for name, value in list(fields.items()):
         if isinstance(value, BaseModel):
             yield name, value
         elif isinstance(value, list):

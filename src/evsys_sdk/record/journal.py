@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.errors import EvsysError, JournalDamaged, RecordLost
+from evsys_sdk.errors import EvsysError, JournalDamaged, RecordLost, shorten
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -51,7 +51,7 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
         with self._blamed():
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db = connect(str(path), isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(SCHEMA)
@@ -106,6 +106,17 @@ class Journal:
         [(found,)] = self.read("PRAGMA quick_check(1)", ())
         if found != "ok":
             raise JournalDamaged(f"the experiment's journal {self.path} is damaged: {found}")
+        with self._blamed(), self._lock:
+            for is_valid, data in self._db.execute("SELECT json_valid(data), data FROM events"):
+                if not is_valid:  # or it holds a NaN, of which SQLite knows nothing
+                    self._refuse_other_than_json(data)
+
+    def _refuse_other_than_json(self, data: str) -> None:
+        try:
+            json.loads(data)
+        except ValueError as exc:
+            say = f"the experiment's journal {self.path} is damaged: an event in it cannot be read"
+            raise JournalDamaged(f"{say} ({exc})") from exc
 
     def close(self) -> None:
         with self._lock:
@@ -126,6 +137,8 @@ class Journal:
             return RecordLost(f"{say}; the same command goes on from what there is")
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             return JournalDamaged(f"the experiment's journal {self.path} cannot be used: {exc}")
+        if "decode to UTF-8" in str(exc):
+            return JournalDamaged(f"the experiment's journal {self.path} is damaged: {shorten(str(exc))}")
         return EvsysError(f"the experiment's journal {self.path} cannot be used: {exc}")
 
     def write(self, statement: str, values: tuple[Any, ...]) -> None:
@@ -192,6 +205,26 @@ class RunJournal:
             (self.run, self.attempt),
         )
         return any(json.loads(data)["status"] == "completed" for (data,) in rows)
+
+
+def connect(database: str, **how: Any) -> sqlite3.Connection:
+    """A connection for any thread, which can do what `number_in` needs."""
+    db = sqlite3.connect(database, check_same_thread=False, **how)
+    db.create_function("number_in", 2, _number_in, deterministic=True)
+    return db
+
+
+def number_in(path: str) -> str:
+    """SQL for the number at a dotted path in an event's data, NULL where there is none."""
+    # SQLite is fast, and cannot read an event with a NaN somewhere in it.
+    return f"CASE WHEN json_valid(data) THEN json_extract(data, '$.{path}') ELSE number_in(data, '{path}') END"
+
+
+def _number_in(data: str, path: str) -> float | None:
+    found = json.loads(data)
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, int | float) else None
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -109,13 +109,17 @@ def set_aside(path: Path, *, keep: Iterable[str] = ()) -> Path | None:
     """Move what an earlier attempt left, but for the entries to `keep`, into `attempts/<number>`; returns that."""
     stay = {LOCK_FILE, OWNER_FILE, ATTEMPTS, *keep}
     earlier = [entry for entry in path.iterdir() if entry.name not in stay]
+    return move_aside({entry: entry.name for entry in earlier}, path / ATTEMPTS)
+
+
+def move_aside(earlier: Mapping[Path, str], attempts: Path) -> Path | None:
+    """Move these, each under its name, into a new folder `<number>` in `attempts`; returns that."""
     if not earlier:
         return None
-    attempts = path / ATTEMPTS
     attempts.mkdir(exist_ok=True)
     numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdigit()]
     target = attempts / str(max(numbers, default=0) + 1)
     target.mkdir()
-    for entry in earlier:
-        shutil.move(str(entry), target / entry.name)
+    for entry, name in earlier.items():
+        shutil.move(str(entry), target / name)
     return target

@@ -8,7 +8,6 @@ rollout of every evaluation once, also of a run that was interrupted and taken u
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -22,7 +21,7 @@ from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, RUN_RESULT
 from evsys_sdk.errors import DataError, EvsysError, shorten
 from evsys_sdk.protocols import EvalResult, Rollout, Turn
 from evsys_sdk.record.finished import retold
-from evsys_sdk.record.journal import Journal
+from evsys_sdk.record.journal import Journal, connect
 from evsys_sdk.record.local_logger import FOLDERS
 
 TRAIN = "train"
@@ -60,7 +59,7 @@ class StoredJournal(Journal):
         quiet = not path.with_name(path.name + "-wal").exists()
         how = "immutable=1" if quiet else "mode=ro"
         with self._blamed():
-            self._db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{how}", uri=True, check_same_thread=False)
+            self._db = connect(f"file:{quote(str(path.absolute()))}?{how}", uri=True)
 
     def runs(self) -> list[str]:
         """Ids of the runs that were begun, in order."""

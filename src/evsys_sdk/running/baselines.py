@@ -31,6 +31,7 @@ from evsys_sdk.record.run_record import plain_settings
 from evsys_sdk.running.hosted import CONCURRENCY, score_hosted
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.parts import Parts
+from evsys_sdk.running.reads import NotingJournal, ReadNotes, read_before
 from evsys_sdk.running.scoring import find_benchmark, guarded
 
 LOOK_SECONDS = 0.2
@@ -109,9 +110,11 @@ class Baselines:
         settings = _settings(entry, model, client)
         attempt = self._attempt(entry, model, {"tasks": suite.sha256, "limit": limit, **settings})
         known = [event for event in attempt.events(upto=0) if event.kind == "final_eval"]
+        self.parts.settings += parts.settings
         if known:
+            parts.note_read(read_before(attempt))
             return retold(known[-1].data, attempt)
-        self.parts.settings += parts.settings  # whoever is not asked reads no settings, and owes none
+        attempt = NotingJournal(attempt, [ReadNotes(attempt, parts.read)])
         kept = JournalledRollouts(attempt, "rollouts")
         result = await score_hosted(
             suite,

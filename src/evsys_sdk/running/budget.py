@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from evsys_sdk.errors import Cancelled
-from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.record.journal import Journal, RunJournal, number_in
 from evsys_sdk.running.reuse import IDENTITY, REUSED
 
 LIMITS = ("steps", "tokens", "seconds", "usd", "trials")
@@ -48,7 +49,9 @@ class Budget:
     """Steps that runs are in the middle of."""
     begun: set[str] = field(default_factory=set)
     """Runs that count already; to go on with one is not another."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    waiting: dict[str, None] = field(default_factory=dict)
+    """Runs that may yet take a trial, in the order in which they are planned."""
+    lock: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
     def of(
@@ -57,6 +60,34 @@ class Budget:
         """The budget of config blocks, of which the tighter limit holds, or one without limits."""
         started = clock() - spent.seconds
         return cls(limits=limits_of(*specs), spent=spent, begun=set(begun), clock=clock, started=started)
+
+    def expect(self, run_id: str) -> None:
+        """A run is planned: trials go to runs in this order, however their threads are scheduled."""
+        with self.lock:
+            if run_id not in self.begun:
+                self.waiting[run_id] = None
+
+    @contextmanager
+    def turn(self, run_id: str) -> Iterator[None]:
+        """Wait until no run planned earlier can be short of a trial because of this one; then it may `begin_run`. What
+        has not begun when the block is left (it was finished before, or is refused) takes no trial."""
+        try:
+            with self.lock:
+                self.lock.wait_for(lambda: self._is_its_turn(run_id))
+            yield
+        finally:
+            self._settle(run_id)
+
+    def _is_its_turn(self, run_id: str) -> bool:
+        left = self.limits.get("trials", float("inf")) - self.spent.trials
+        if left <= 0 or run_id not in self.waiting:
+            return True
+        return list(self.waiting).index(run_id) < left
+
+    def _settle(self, run_id: str) -> None:
+        with self.lock:
+            self.waiting.pop(run_id, None)
+            self.lock.notify_all()
 
     def begin_run(self, run_id: str) -> None:
         """A run starts, or goes on; BudgetSpent when no more may."""
@@ -67,6 +98,7 @@ class Budget:
                 self._refuse_more("trials", self.spent.trials)
                 self.begun.add(run_id)
                 self.spent = replace(self.spent, trials=self.spent.trials + 1)
+        self._settle(run_id)
 
     def begin_step(self) -> None:
         """Another step starts; BudgetSpent when no more may."""
@@ -124,12 +156,11 @@ def spent_before(journal: Journal, line: RunJournal, *, seconds: float) -> Spent
     many seconds."""
     launch = (line.run, line.attempt)
     [(steps, tokens)] = journal.read(
-        "SELECT count(*), coalesce(sum(json_extract(data, '$.metrics.tokens')), 0) FROM events"
-        f" WHERE kind = 'step' AND {_OWN}",
+        f"SELECT count(*), coalesce(sum({number_in('metrics.tokens')}), 0) FROM events WHERE kind = 'step' AND {_OWN}",
         launch,
     )
     [(usd,)] = journal.read(
-        f"SELECT coalesce(sum(json_extract(data, '$.cost_usd')), 0) FROM events WHERE kind = 'rollout' AND {_OWN}",
+        f"SELECT coalesce(sum({number_in('cost_usd')}), 0) FROM events WHERE kind = 'rollout' AND {_OWN}",
         launch,
     )
     trials = len(begun_before(journal, line))

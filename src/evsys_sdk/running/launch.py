@@ -28,7 +28,7 @@ from evsys_sdk.config.source import remember, source_of
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.data.sources import open_source
 from evsys_sdk.data.workspace import Workspace
-from evsys_sdk.errors import EvsysError, JournalDamaged, shorten
+from evsys_sdk.errors import EvsysError, JournalDamaged, SettingsChanged, shorten
 from evsys_sdk.logs import get_logger
 from evsys_sdk.preflight import all_data
 from evsys_sdk.protocols import DataStore
@@ -96,7 +96,7 @@ def take_up(journal: Journal, name: str, facts: Facts, *, fresh: bool) -> RunJou
     earlier = journal.latest(EXPERIMENT)
     found = None if earlier is None or fresh else differences(_plan(earlier), facts)
     if found and journal.has_results:
-        raise EvsysError(_refusal(name, found))
+        raise SettingsChanged(_refusal(name, found), {each.place: (each.before, each.now) for each in found})
     if earlier is not None and found == []:
         return earlier
     line = journal.begin(EXPERIMENT, config_hash(facts))

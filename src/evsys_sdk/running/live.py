@@ -79,6 +79,8 @@ class LoopHooks:
     pause_at: int | None = None
     """The run is to stop after this step, with all its evaluations done."""
     in_step: bool = False
+    kept: tuple[int, str] | None = None
+    """Step and path of a checkpoint whose step nobody has heard of yet."""
     pending: set[asyncio.Task[None]] = field(default_factory=set)
     under_way: dict[tuple[str, str, int | None], JournalledRollouts] = field(default_factory=dict)
     """The finished rollouts of evaluations that are not finished."""
@@ -136,6 +138,7 @@ class LoopHooks:
             self._start(due, sampler, self.steps)
             if self.callbacks.waits_for_scores():
                 await self._all_scored()
+        self._tell_kept()
         self.stop.check()
         await self._before_a_pause()
 
@@ -173,8 +176,20 @@ class LoopHooks:
         self.callbacks.on_eval(self.ctx, result)
 
     def checkpoint(self, step: int, path: str) -> None:
-        self.journal.add("checkpoint", {"path": path}, at=self.first_step + step)
-        self.callbacks.on_checkpoint(self.ctx, self.first_step + step, path)
+        """Weights are on disk. That is told after their step, which may be told only now that nothing can be lost."""
+        self._tell_kept()
+        self.kept = (self.first_step + step, path)
+        if self.steps >= self.first_step + step:
+            self._tell_kept()
+
+    def _tell_kept(self) -> None:
+        if self.kept is not None:
+            (at, path), self.kept = self.kept, None
+            self._tell_checkpoint(at, path)
+
+    def _tell_checkpoint(self, at: int, path: str) -> None:
+        self.journal.add("checkpoint", {"path": path}, at=at)
+        self.callbacks.on_checkpoint(self.ctx, at, path)
 
     async def resumed(self, last: KeptWeights) -> None:
         """Tell everybody again what happened up to `last`, as if it were just happening; what came later is void."""
@@ -225,11 +240,11 @@ class LoopHooks:
         """The checkpoint is on disk before its step is in the journal: a kill may have come between the two."""
         at = self.first_step + last.step
         told = {(event.kind, event.at) for event in events}
-        if ("checkpoint", at) not in told:
-            self.checkpoint(last.step, last.state)
         if ("step", at) not in told:
             self.journal.add("step", {"metrics": last.metrics}, at=at)
             self._retell_step(at, last.metrics)
+        if ("checkpoint", at) not in told:
+            self._tell_checkpoint(at, last.state)
 
     async def _score_what_is_missing(self, events: list[Event], after: int, upto: int, last: KeptWeights) -> None:
         """Evaluations that were under way when the earlier attempt ended, on the weights they were meant for."""
@@ -267,6 +282,7 @@ class LoopHooks:
 
     async def train_end(self, metrics: dict[str, float]) -> None:
         await self._all_scored()
+        self._tell_kept()
         self.callbacks.on_train_end(self.ctx, metrics)
 
     def close(self) -> None:

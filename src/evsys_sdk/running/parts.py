@@ -5,14 +5,14 @@ In: `{kind, params}` specs with their places in the config. Out: instances; afte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
 from evsys_sdk.config.base import KindSpec
-from evsys_sdk.config.reading import listening, settings_of, unread
+from evsys_sdk.config.reading import listening, note_read, read, settings_of, unread
 from evsys_sdk.errors import ConfigError, EvsysError, blame
 from evsys_sdk.registry import Registry, check_params
 
@@ -45,3 +45,14 @@ class Parts:
             of_place.setdefault(place, []).append(set(unread(kept)))
         for place, found in of_place.items():
             yield from (f"{place}.params.{path}" for path in sorted(set.intersection(*found)))
+
+    def read(self) -> Iterator[str]:
+        """Places of params that were given and that an extension has read."""
+        for place, kept in list(self.settings):
+            yield from (f"{place}.params.{path}" for path in read(kept))
+
+    def note_read(self, places: Collection[str]) -> None:
+        """Note that these, as `read` names them, were read by another process."""
+        for place, kept in self.settings:
+            within = f"{place}.params."
+            note_read(kept, {path.removeprefix(within) for path in places if path.startswith(within)})

@@ -296,9 +296,4 @@ def _read_back(plan: RunPlan) -> RunResult:
     """What an earlier process left of a run that this one had no need to go on with."""
     journal = plan.journal.latest(plan.run_id)
     found = read_back(journal, plan.run_dir) if journal is not None else None
-    return found or RunResult(
-        run_id=plan.run_id,
-        status="cancelled",
-        error="not started: the search was stopped",
-        extras={"run_name": plan.run.name},
-    )
+    return found or plan.came_to_nothing("cancelled", "not started: the search was stopped")

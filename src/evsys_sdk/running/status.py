@@ -216,8 +216,20 @@ def _next(status: Status, *, anew: bool) -> list[str]:
         follow = [f"evsys logs {status.ref} -f"] if status.log else []
         return [*follow, f"evsys stop {status.ref}"]
     if status.state in UNFINISHED and status.launch:
-        return [f"{_again(status.launch)}{' --fresh' if anew else ''}"]
+        again, spent = _again(status.launch), _used_up(status)
+        if anew:
+            return [f"{again} --fresh"]
+        return [f"{again}, with a larger budget: {' and '.join(spent)} are spent" if spent else again]
     return [f"evsys show {status.ref}"]
+
+
+def _used_up(status: Status) -> list[str]:
+    """The limits that keep it from going on: `100 of 100 steps`. Runs that were begun need no other trial."""
+    limits, spent = (status.budget or {}).get("limits", {}), (status.budget or {}).get("spent", {})
+    reached = {name: limit for name, limit in limits.items() if spent.get(name, 0) >= limit}
+    if status.n_runs and status.n_runs <= spent.get("trials", 0):
+        reached.pop("trials", None)
+    return [f"{spent[name]:.6g} of {limit:g} {name}" for name, limit in reached.items()]
 
 
 def _again(launch: Launch) -> str:

@@ -15,14 +15,14 @@ from evsys_sdk import registry
 from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig
 from evsys_sdk.config.project import path_folders, search_folders
-from evsys_sdk.config.reading import forget, unread
+from evsys_sdk.config.reading import forget, note_read, read, unread
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data.rows import LoadedRows, load_rows
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import FOREIGN, BackendError
-from evsys_sdk.protocols import DataStore, Renderer, RunContext, RunResult
+from evsys_sdk.protocols import DataStore, Renderer, RunContext, RunResult, RunStatus
 from evsys_sdk.record.callbacks import CallbackList
-from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.log_stores import with_log_dir
 from evsys_sdk.record.run_record import RunRecord
 from evsys_sdk.running.attempts import begin_or_resume, finished, refuse_other_data, stands_at
@@ -31,6 +31,7 @@ from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.leakage import audit_block
 from evsys_sdk.running.live import StoppableLogStore
 from evsys_sdk.running.parts import Parts
+from evsys_sdk.running.reads import NotingJournal, ReadNotes, read_before, shared_reads
 from evsys_sdk.running.reuse import adopt, find_identical, identity_of, note_identity
 from evsys_sdk.surface import SamplingClient, TrainingService
 
@@ -62,6 +63,11 @@ class RunPlan:
     @property
     def run_id(self) -> str:
         return f"{self.experiment.name}/{self.run.name}"
+
+    def came_to_nothing(self, status: RunStatus, error: str) -> RunResult:
+        """The result of a run that left no record."""
+        about = {"run_name": self.run.name, "seed": self.run.seed}
+        return RunResult(run_id=self.run_id, status=status, error=error, extras=about)
 
 
 @dataclass(slots=True)
@@ -110,14 +116,21 @@ class Workbench:
 
     def begin_attempt(self) -> None:
         """Take up what an interrupted attempt left, or begin anew and set it aside."""
-        self.journal, self.resumed = begin_or_resume(
+        attempt, self.resumed = begin_or_resume(
             self.plan.journal,
             self.plan.run_id,
             self.record.config_hash(),
             self.record.run_dir,
             fresh=self.plan.fresh,
         )
+        self.journal = NotingJournal(attempt, self._read_notes(attempt))
         note_identity(self.journal, self.identity, self.record.run_dir)
+
+    def _read_notes(self, attempt: RunJournal) -> list[ReadNotes]:
+        """What this run reads of its own settings, and of those that it shares with the others."""
+        plan, shared = self.plan, self.plan.journal.latest(EXPERIMENT)
+        own = ReadNotes(attempt, lambda: [*read(plan.run), *self.parts.read()])
+        return [own, ReadNotes(shared, lambda: shared_reads(plan.experiment))] if shared else [own]
 
     def refuse_other_data(self) -> None:
         refuse_other_data(self.journal, self.record.data)
@@ -233,15 +246,13 @@ class Workbench:
         return await self.service.create_sampling_client(path)
 
     def unread_settings(self) -> list[str]:
-        """Settings of this run that were given and that nothing read, by their names in the config file. Of a resumed
-        run it is not known what training and scoring read before the interruption."""
-        source = source_of(self.plan.experiment)
-        before = ("algorithm.", "eval.") if self.resumed else ()
-        own = [path for path in unread(self.plan.run) if not path.startswith(before)]
-        found = [source.in_run(self.plan.index, path) for path in own]
+        """Settings of this run that were given and that nothing read, in this process or in one before it, by their
+        names in the config file."""
+        source, before = source_of(self.plan.experiment), read_before(self.journal)
+        note_read(self.plan.run, before)
+        self.parts.note_read(before)
+        found = [source.in_run(self.plan.index, path) for path in unread(self.plan.run)]
         for path in self.parts.unread():
-            if path.startswith(before):
-                continue
             shared = path.startswith(("data_store.", "log_store."))
             found.append(path if shared else source.in_run(self.plan.index, path))
         return list(dict.fromkeys([*found, *self.plan.ignored]))

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 from evsys_sdk.config.base import Params
 from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import ExperimentConfig
-from evsys_sdk.config.reading import forget, listening, settings_of, unread
+from evsys_sdk.config.reading import forget, listening, note_read, read, settings_of, unread
 
 
 def _config() -> ExperimentConfig:
@@ -32,6 +32,19 @@ def test_writing_the_config_down_is_not_reading_it():
     config = _config()
     plain(config)
     assert list(unread(config)) == ["name", "run"]
+
+
+def test_what_another_copy_read_counts_down_to_the_setting_inside():
+    here, elsewhere = _config(), _config()
+    assert elsewhere.run.data.path and elsewhere.run.data.transforms[0].kind and here.name
+    assert set(read(elsewhere)) == {
+        "run", "run.data", "run.data.path", "run.data.transforms", "run.data.transforms[0].kind",
+    }  # fmt: skip
+    note_read(here, set(read(elsewhere)))
+    assert set(unread(here)) == {
+        "run.name", "run.data.hf_split", "run.data.transforms[0].params", "run.model", "run.algorithm",
+    }  # fmt: skip
+    assert list(read(here, but=["run"])) == ["name"]
 
 
 def test_dumping_a_model_counts_as_reading_all_of_it():

@@ -230,4 +230,4 @@ def test_a_journal_that_breaks_fails_the_next_question():
 
 def test_the_stand_in_for_a_budget_asks_for_everything():
     own = {name for name, found in vars(Budget).items() if isfunction(found) and not name.startswith("_")}
-    assert own - vars(DistantBudget).keys() == {"summary"}, "which only the experiment asks for"
+    assert own - vars(DistantBudget).keys() == {"summary", "expect", "turn"}, "which are the experiment's own"
