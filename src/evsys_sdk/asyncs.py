@@ -1,5 +1,5 @@
-"""Run a coroutine from plain code, whether or not an event loop is already turning (notebooks); plain code from a
-coroutine, on a thread; and time limits that do not count the time spent in a line."""
+"""Run a coroutine from plain code, whether or not an event loop is already turning (notebooks), until somebody
+interrupts it; plain code from a coroutine, on a thread; and time limits that do not count the time spent in a line."""
 
 from __future__ import annotations
 
@@ -10,18 +10,30 @@ import ctypes
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
+
+from evsys_sdk.errors import Cancelled
+
+
+class Interrupted(BaseException):
+    """Somebody wants what this thread does to end where it stands. No Exception, which foreign code would take for a
+    failure of its own, and no KeyboardInterrupt, which breaks an event loop."""
+
+    def __str__(self) -> str:
+        return "interrupted"
 
 
 def run_async[T](work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; inside a running loop it runs on a thread of its own."""
+    waiting = threading.get_ident()
     if not _loop_is_running():
-        return asyncio.run(work)
+        return _turn(work, waiting)
     outcome: list[Any] = []  # (worked, value or exception)
 
     def target() -> None:
         try:
-            outcome.append((True, asyncio.run(work)))
+            outcome.append((True, _turn(work, waiting)))
         except BaseException as exc:
             outcome.append((False, exc))
 
@@ -41,6 +53,74 @@ def _loop_is_running() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@dataclass(slots=True)
+class _Turning:
+    """Work on an event loop that a thread waits for."""
+
+    loop: asyncio.AbstractEventLoop
+    task: asyncio.Task[Any]
+    interrupted: bool = False
+
+    def interrupt(self, heard: threading.Event) -> None:
+        self.interrupted = True
+        self.task.cancel()
+        heard.set()
+
+
+_turning: dict[int, _Turning] = {}
+"""By the thread that waits in `run_async`."""
+
+
+def _turn[T](work: Coroutine[Any, Any, T], waiting: int) -> T:
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(_complain)
+        return runner.run(_until_interrupted(work, waiting))
+
+
+async def _until_interrupted[T](work: Coroutine[Any, Any, T], waiting: int) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    before, turning = _turning.get(waiting), _Turning(asyncio.get_running_loop(), task)
+    _turning[waiting] = turning
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if turning.interrupted:
+            raise Interrupted from None
+        raise
+    finally:
+        del _turning[waiting]
+        if before is not None:
+            _turning[waiting] = before
+
+
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio says of work that nobody asked after; that somebody stopped it is none of that."""
+    if not isinstance(context.get("exception"), Interrupted | Cancelled):
+        loop.default_exception_handler(context)
+
+
+def interrupt_loop(ident: int) -> threading.Event | None:
+    """Cancel what a thread waits for in `run_async`, which then raises Interrupted. The event is set when its loop has
+    heard of it; None for a thread that waits for nothing."""
+    turning, heard = _turning.get(ident), threading.Event()
+    if turning is None:
+        return None
+    with contextlib.suppress(RuntimeError):  # the loop is closed by now
+        turning.loop.call_soon_threadsafe(turning.interrupt, heard)
+    return heard
+
+
+def interrupt_thread(ident: int) -> None:
+    """Raise Interrupted on a thread at its next Python instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Interrupted))
+
+
+def no_interrupt(ident: int) -> None:
+    """Take back an `interrupt_thread` that has not come to anything yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
 
 
 async def on_thread[T](call: Callable[[], T]) -> T:

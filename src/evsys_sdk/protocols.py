@@ -56,6 +56,8 @@ class RunContext:
     """Name of the stage, in a continual chain."""
     resume: bool = False
     """An earlier attempt at this run was interrupted; its checkpoints lie in `output_dir`, to go on from."""
+    retelling: bool = False
+    """What callbacks hear now is what that attempt did."""
     rollouts: RolloutEngine | None = None
     hooks: Hooks | None = None
     """Loop events: an algorithm that calls them gets callbacks and in-loop evaluation for free."""

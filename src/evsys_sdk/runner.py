@@ -6,11 +6,13 @@ between (bad rows, a backend that does not come up, a crash, Ctrl-C), a valid re
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
+from evsys_sdk.asyncs import Interrupted
 from evsys_sdk.data.rows import LoadedRows
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, EvsysError, not_known
 from evsys_sdk.protocols import RunContext, RunResult, RunStatus
@@ -46,13 +48,11 @@ def carry_out(plan: RunPlan) -> RunResult:
         bench = Workbench.for_plan(plan, run_dir)
         plan.budget.begin_run(plan.run_id)
         bench.begin_attempt()
-        with plan.stop.working():
-            result = _outcome(bench)
-            result.extras["evals"] = bench.record.evals = in_order(bench.record.evals)
-            try:
-                bench.announce_end(result)
-            except (KeyboardInterrupt, Cancelled) as exc:
-                result = replace(result, status="cancelled", error=str(exc) or "interrupted")
+        try:
+            with plan.stop.working():
+                result = _announced(bench, _outcome(bench))
+        except Interrupted as exc:
+            result = _with_scores(bench, _cancelled(bench, exc))
         # Outside `working`: no signal interrupts the writing of the record.
         written = bench.record.write(result, unread=bench.unread_settings() if result.status == "completed" else [])
         written.extras["resumed"] = bench.resumed
@@ -70,6 +70,20 @@ def give_up(plan: RunPlan, error: str) -> RunResult:
         return written
 
 
+def _announced(bench: Workbench, result: RunResult) -> RunResult:
+    """The result, which the callbacks have been told."""
+    try:
+        bench.announce_end(_with_scores(bench, result))
+    except (KeyboardInterrupt, Cancelled) as exc:
+        return replace(result, status="cancelled", error=str(exc) or "interrupted")
+    return result
+
+
+def _with_scores(bench: Workbench, result: RunResult) -> RunResult:
+    result.extras["evals"] = bench.record.evals = in_order(bench.record.evals)
+    return result
+
+
 def _outcome(bench: Workbench) -> RunResult:
     """The run's result, whatever happened to it; what it had come to by then is kept."""
     try:
@@ -78,13 +92,19 @@ def _outcome(bench: Workbench) -> RunResult:
         return paused_result(bench, exc.step)
     except BudgetSpent as exc:
         return replace(bench.result, status="cancelled", error=str(exc))
-    except (KeyboardInterrupt, Cancelled) as exc:
-        bench.plan.stop.set()
-        return replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
-    except FOREIGN as exc:
+    except (KeyboardInterrupt, Interrupted, Cancelled) as exc:
+        return _cancelled(bench, exc)
+    except (*FOREIGN, asyncio.CancelledError) as exc:
+        if bench.plan.stop.interrupted:  # libraries that are interrupted say so in their own words
+            return _cancelled(bench, Interrupted())
         bench.record.traceback = traceback.format_exc()
         error = str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
         return replace(bench.result, status="failed", error=error)
+
+
+def _cancelled(bench: Workbench, exc: BaseException) -> RunResult:
+    bench.plan.stop.set()
+    return replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
 
 
 def _run(bench: Workbench) -> RunResult:

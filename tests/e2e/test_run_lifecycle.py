@@ -98,6 +98,38 @@ def test_what_was_trained_stays_in_the_record_when_scoring_is_interrupted(projec
     assert record["artifacts"]["final_checkpoint"]
 
 
+SPINNING = """
+from pathlib import Path
+import evsys_sdk
+
+@evsys_sdk.register_verifier("spinning")
+async def spinning(model_output, expected, params):
+    Path("spins").touch()
+    while True:
+        sum(range(100))
+"""
+
+
+def test_a_second_signal_in_the_midst_of_scoring_cancels_the_run_too(project, minimal_run):
+    (project.root / "spinning.py").write_text(SPINNING)
+    project.write_tasks(fn_name="spinning")
+    entry = {"name": "colours", "path": "bench", "split": "val", "run_every": 1}
+    run = minimal_run(algorithm__params={"max_steps": 3}, eval={"enabled": False})
+    process = project.start("run", project.config(run=run, imports=["spinning"], metadata={"benchmark": [entry]}))
+    _wait_for((project.root / "spins").exists)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 2 and "r0: cancelled" in out, err
+    assert not re.search("Traceback|Task|KeyboardInterrupt", err), err
+    record = project.record()
+    assert (record["status"], record["error"], record["traceback"]) == ("cancelled", "interrupted", None)
+    assert record["evals"] == []
+
+
 def test_a_second_process_on_the_run_directory_is_refused_and_a_dead_one_does_not_block(project, minimal_run):
     slow = minimal_run(backend__params={"latency_ms": 30}, algorithm__params={"max_steps": 2000})
     path = project.config(run=slow)

@@ -22,6 +22,8 @@ class Line:
     name: str
     total: int | None = None
     step: int = 0
+    first: int = 0
+    """The step from which the training that is under way began: after a resume, or in a later stage of a chain."""
     loss: float | None = None
     first_loss: float | None = None
     reward: float | None = None
@@ -38,9 +40,13 @@ class Line:
         return "" if self.loss is None else f"loss {self.loss:.4f}"
 
     def eta(self, now: float) -> str:
-        if self.status != "training" or not self.step or not self.total or self.step >= self.total:
+        if self.status != "training" or not self.total or not self.first < self.step < self.total:
             return ""
-        return clock((now - self.started) / self.step * (self.total - self.step))
+        return clock((now - self.started) / (self.step - self.first) * (self.total - self.step))
+
+    def begin(self, now: float) -> None:
+        """What comes after the step that the run is at takes time from now on."""
+        self.first, self.started = self.step, now
 
 
 def clock(seconds: float) -> str:
@@ -69,15 +75,18 @@ class Progress:
 
     def on_train_start(self, ctx: Any, total_steps: int | None) -> None:
         line = self._line(ctx)
-        line.total, line.status, line.started = total_steps, "training", time.monotonic()
-        self.changed(line)
+        line.total, line.status = total_steps, "training"
+        line.begin(time.monotonic())
+        self._changed(ctx, line)
 
     def on_step(self, ctx: Any, step: int, metrics: dict[str, float]) -> None:
         line = self._line(ctx)
         line.step, line.loss = step, metrics.get("loss", line.loss)
         line.first_loss = line.loss if line.first_loss is None else line.first_loss
         line.reward = metrics.get("reward/mean", line.reward)
-        self.changed(line)
+        if ctx.retelling:
+            line.begin(time.monotonic())
+        self._changed(ctx, line)
 
     def on_train_end(self, ctx: Any, metrics: dict[str, float]) -> None:
         self._line(ctx).status = "scoring"
@@ -88,7 +97,7 @@ class Progress:
             if score.value is not None:
                 which = "untrained " if result.step == 0 else ""
                 line.score = f"{which}{result.split}/{result.name} {score.metric} {score.value:.3f}"
-        self.changed(line, always=True)
+        self._changed(ctx, line, always=True)
 
     def on_run_end(self, ctx: Any, result: Any) -> None:
         line = self._line(ctx)
@@ -100,6 +109,10 @@ class Progress:
         """A line of the experiment's own, such as what a search decided."""
         self.stream.write(f"{text}\n")  # in one piece: runs speak at the same time
         self.stream.flush()
+
+    def _changed(self, ctx: Any, line: Line, *, always: bool = False) -> None:
+        if not ctx.retelling:  # what an earlier attempt did is no news
+            self.changed(line, always=always)
 
     def changed(self, line: Line, *, always: bool = False) -> None:
         raise NotImplementedError

@@ -142,6 +142,7 @@ class News:
     stage: str | None
     start_from: str | None
     resume: bool
+    retelling: bool
     extras: dict[str, Any] | None
 
 
@@ -175,7 +176,9 @@ class DistantCallbacks(RunHooks):
         known = self._told is not None and self._told is rows
         extras = None if known else {key: ctx.extras[key] for key in TOLD_OF if key in ctx.extras}
         self._told = rows
-        return News(stage=ctx.stage, start_from=ctx.start_from, resume=ctx.resume, extras=extras)
+        return News(
+            stage=ctx.stage, start_from=ctx.start_from, resume=ctx.resume, retelling=ctx.retelling, extras=extras
+        )
 
 
 class CollectedLogs:
@@ -274,7 +277,8 @@ class Desk:
                 seed=plan.run.seed,
                 max_steps=plan.max_steps,
             )
-        self.ctx.stage, self.ctx.start_from, self.ctx.resume = news.stage, news.start_from, news.resume
+        self.ctx.stage, self.ctx.start_from = news.stage, news.start_from
+        self.ctx.resume, self.ctx.retelling = news.resume, news.retelling
         if news.extras is not None:
             self.ctx.extras.update(news.extras)
         return self.ctx

@@ -8,6 +8,8 @@ that breaks is a result with an error, never the run's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -216,21 +218,32 @@ class LoopHooks:
     def replay(self, upto: int) -> list[Event]:
         """Tell the events of an earlier attempt to logs and callbacks, in their order; returns them."""
         events = self.journal.events(after=self.replayed, upto=upto)
-        for event in events:
-            if event.kind == "step":
-                self._retell_step(event.at, event.data["metrics"])
-            elif event.kind == "checkpoint":
-                self.callbacks.on_checkpoint(self.ctx, event.at, event.data["path"])
-            elif event.kind == "eval":
-                self._announce(retold(event.data, self.journal), event.at)
+        with self._retelling():
+            for event in events:
+                if event.kind == "step":
+                    self._retell_step(event.at, event.data["metrics"])
+                elif event.kind == "checkpoint":
+                    self.callbacks.on_checkpoint(self.ctx, event.at, event.data["path"])
+                elif event.kind == "eval":
+                    self._announce(retold(event.data, self.journal), event.at)
         self.replayed = upto
         return events
 
     def replay_final(self) -> None:
         """The same for scores that an earlier attempt made after the training of this stage."""
-        for event in self.journal.events(after=self.first_step - 1, upto=self.steps):
-            if event.kind == "final_eval" and event.data["stage"] == self.stage:
-                self._announce(retold(event.data, self.journal), event.at)
+        with self._retelling():
+            for event in self.journal.events(after=self.first_step - 1, upto=self.steps):
+                if event.kind == "final_eval" and event.data["stage"] == self.stage:
+                    self._announce(retold(event.data, self.journal), event.at)
+
+    @contextmanager
+    def _retelling(self) -> Iterator[None]:
+        """Callbacks can tell what happens now from what an earlier attempt did."""
+        self.ctx.retelling = True
+        try:
+            yield
+        finally:
+            self.ctx.retelling = False
 
     def _retell_step(self, at: int, metrics: dict[str, float]) -> None:
         self.ctx.log_store.log_metrics(metrics, at - self.first_step)
@@ -242,7 +255,8 @@ class LoopHooks:
         told = {(event.kind, event.at) for event in events}
         if ("step", at) not in told:
             self.journal.add("step", {"metrics": last.metrics}, at=at)
-            self._retell_step(at, last.metrics)
+            with self._retelling():
+                self._retell_step(at, last.metrics)
         if ("checkpoint", at) not in told:
             self._tell_checkpoint(at, last.state)
 

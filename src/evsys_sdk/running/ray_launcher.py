@@ -79,16 +79,13 @@ class RayLauncher:
 
         ray, plan = self.pool.ray, desk.plan
         order = Order.of(plan, fresh=plan.fresh and not desk.begun)
-        done, told_to_stop = worker.run.remote(order), False
-        with plan.stop.working():
-            while not desk.over and not ray.wait([done], timeout=0)[0]:
-                try:
-                    self._do_errands(worker, desk)
-                    if plan.stop.event.is_set() and not told_to_stop:
-                        told_to_stop = True
-                        worker.stop.remote()
-                except KeyboardInterrupt:
-                    worker.interrupt.remote()
+        done, told = worker.run.remote(order), set[str]()
+        while not desk.over and not ray.wait([done], timeout=0)[0]:
+            self._do_errands(worker, desk)
+            wanted = {"stop": plan.stop.event.is_set(), "interrupt": plan.stop.interrupted}
+            for what in [what for what, is_wanted in wanted.items() if is_wanted and what not in told]:
+                told.add(what)
+                getattr(worker, what).remote()
         answer = ray.get(done)
         if answer.error is not None:
             raise answer.error

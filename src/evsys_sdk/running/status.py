@@ -108,7 +108,8 @@ def status_of(entry: Entry) -> Status:
     if is_held(lock_of(record)):
         launch, holder = running_launch(record), held_by(lock_of(record)) or "a process"
     state, when = _state(entry, launch, running=holder is not None)
-    runs = [_run_state(run, launch, running=holder is not None) for run in progress_in(entry.journal)]
+    begun = {run.run: _run_state(run, launch, running=holder is not None) for run in progress_in(entry.journal)}
+    failed = _failed(entry, begun) if state not in ("running", "interrupted") else {}
     damage = _damage(entry.journal) if state in UNFINISHED else None
     status = Status(
         experiment=entry.name,
@@ -119,7 +120,7 @@ def status_of(entry: Entry) -> Status:
         holder=holder,
         asked_to_stop=asked_to_stop(launch, record) if launch and holder else None,
         last_event=last_written(entry.journal),
-        runs=runs,
+        runs=_in_order_of_the_plan(begun | failed, entry.journal),
         n_runs=launch.n_runs if launch else None,
         budget=_budget(entry, launch, state),
         log=str(log_of(record)) if log_of(record).is_file() else None,
@@ -182,6 +183,34 @@ def _run_state(run: RunProgress, launch: Launch | None, *, running: bool) -> Run
         last_written=_last_change(_files_of(folder)) if folder else None,
         run_dir=run.run_dir,
     )
+
+
+def _failed(entry: Entry, begun: dict[str, RunState]) -> dict[str, RunState]:
+    """The runs that failed by the experiment's own record, by name: some could not leave one themselves."""
+    told = [run for run in read_record(entry).get("runs", []) if run.get("status") == "failed"]
+    found = {}
+    for run in told:
+        name = str(run.get("run_id")).partition("/")[2]
+        known = begun.get(name) or _not_begun(name)
+        found[name] = replace(known, status="failed", error=run.get("error"))
+    return found
+
+
+def _not_begun(name: str) -> RunState:
+    none: dict[str, Any] = dict.fromkeys(("total_steps", "loss", "reward", "score", "error", "last_written", "run_dir"))
+    return RunState(run=name, status="waiting", step=0, **none)
+
+
+def _in_order_of_the_plan(runs: dict[str, RunState], journal: Path) -> list[RunState]:
+    """Runs that are carried out at the same time begin in any order."""
+    try:
+        with closing(StoredJournal(journal)) as opened:
+            line = opened.latest(EXPERIMENT)
+            arms = [event.data["runs"] for event in line.events(upto=0) if event.kind == "arm"] if line else []
+    except (EvsysError, ValueError, KeyError):
+        arms = []
+    planned = [name for arm in arms for name in arm if name in runs]
+    return [runs[name] for name in dict.fromkeys([*planned, *runs])]
 
 
 def _files_of(folder: Path) -> Iterable[Path]:

@@ -106,6 +106,31 @@ def test_a_result_of_before_the_launch_is_not_that_of_the_launch(begun, sleeper,
     assert told(capsys, "status", "x")[1]["state"] == "interrupted"
 
 
+def test_runs_stand_in_the_order_of_the_plan(begun, capsys):
+    with closing(Journal(begun.parent / "x.journal.sqlite")) as journal:
+        journal.begin("x/b", "f")
+        journal.begin("x/odd", "f")  # of an earlier plan
+        line = journal.latest(EXPERIMENT)
+        line.add("arm", {"runs": ["b", "not_begun"]}, at=0, key="b")
+        line.add("arm", {"runs": ["a"]}, at=0, key="a")
+    assert [run["run"] for run in told(capsys, "status", "x")[1]["runs"]] == ["b", "a", "odd"]
+
+
+def test_a_run_that_could_leave_no_record_says_why(begun, capsys):
+    launch_of(begun, os.getpid())
+    ends = [("a", "failed", "a file in its way"), ("b", "failed", "so it is here"), ("c", "cancelled", "not started")]
+    runs = [{"run_id": f"x/{name}", "status": status, "error": error} for name, status, error in ends]
+    begun.write_text(json.dumps({"experiment": "x", "arms": [{"arm": "a", "statuses": ["failed"]}], "runs": runs}))
+    status = told(capsys, "status", "x")[1]
+    assert status["state"] == "failed"
+    assert [(run["run"], run["status"], run["step"], run["error"]) for run in status["runs"]] == [
+        ("a", "failed", 3, "a file in its way"),
+        ("b", "failed", 0, "so it is here"),
+    ]
+    os.utime(begun, (1000, 1000))  # the result of an earlier launch
+    assert [run["status"] for run in told(capsys, "status", "x")[1]["runs"]] == ["interrupted"]
+
+
 def test_a_log_is_followed_until_the_last_words_of_the_process(begun, sleeper, capsys):
     """The summary is written after the experiment was let go of."""
     log = begun.parent / "x.log"

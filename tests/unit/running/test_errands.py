@@ -98,6 +98,24 @@ def journalled(folder: Path):
         return db.execute("SELECT run, attempt, kind, key, at FROM events WHERE run != '' ORDER BY id").fetchall()
 
 
+@pytest.mark.parametrize("launcher", ["local", "in_a_thread"])
+def test_callbacks_can_tell_what_an_earlier_attempt_did(tmp_path, launcher):
+    class Steps:
+        def __init__(self):
+            self.heard = []
+
+        def on_step(self, ctx, step, metrics):
+            self.heard.append((step, ctx.retelling))
+
+    told = []
+    for steps in (4, 100):
+        watcher = Steps()
+        experiment(tmp_path, launcher, budget={"steps": steps}).run(RunOptions(watchers=[watcher]))
+        told.append(watcher.heard)
+    assert told[0] == [(step, False) for step in (1, 2, 3, 4)]
+    assert told[1] == [(step, step <= 4) for step in (1, 2, 3, 4, 5, 6)]
+
+
 def test_it_is_the_run_that_it_would_have_been_here(tmp_path):
     found = {}
     for launcher in ("local", "in_a_thread"):
@@ -201,7 +219,7 @@ def test_what_a_lost_worker_had_begun_is_given_back():
     assert budget.reserved == 0 and budget.spent.steps == 1
     assert ended == [], "callbacks had not heard of a start"
     budget.begin_step()  # the place is free again
-    news = News(stage=None, start_from=None, resume=False, extras={})
+    news = News(stage=None, start_from=None, resume=False, retelling=False, extras={})
     desk.handle(Call(run_id="e/r", what="callbacks.on_run_start", args=(news,), number=3))
     desk.worker_is_lost()
     assert ended == [("cancelled", "its worker was lost")]
