@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from glob import escape
@@ -40,6 +40,7 @@ from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.experiment_page import PageFacts, write_page
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import ATTEMPTS, hold, move_aside, sweep
+from evsys_sdk.running.admissions import SUCCESS, Admission, admissions
 from evsys_sdk.running.baselines import Baselines, write_rollouts
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.hindsight import admit_hindsight
@@ -97,6 +98,8 @@ class Experiment:
         """What a search asked and heard, when it is over."""
         self.trials: list[RunConfig] = []
         """The arms that it came to."""
+        self.admissions: list[Admission] = []
+        """How test tasks take part in choosing; known when it starts."""
 
     @classmethod
     def from_yaml(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Experiment:
@@ -116,6 +119,7 @@ class Experiment:
             self.config, output_dir = fork(self.config, facts, output_dir)
         config = self.config
         self.ignored = tuple(problem.path for problem in ignored_settings(config))
+        self.admissions = admissions(config)
         forget(config)  # looking a config over is not reading it
         _ = config.output_dir  # but for this, which was
         output_dir = _made(output_dir)
@@ -162,12 +166,13 @@ class Experiment:
             models=models,
             budget=budget.summary(),
             search=self.search,
+            admissions=[asdict(one) for one in self.admissions],
         )
         callbacks.on_experiment_end(results)
         is_retold = all(run.extras.get("finished_before") for run in results)
         before = seconds_in(record_path(output_dir, config.name)) if is_retold else None
         result.seconds = time.monotonic() - started if before is None else before
-        result.warnings = callbacks.errors_of("")
+        result.warnings = [*callbacks.errors_of(""), *(one.text for one in self.admissions if one.shared)]
         self._record(result, options, contents(facts), partial(self._unread, parts, known))
         return result
 
@@ -184,10 +189,17 @@ class Experiment:
             findings=admit_hindsight(findings, arms, launched_at(line)),
             models=models,
             search=search_lines(self.search) if self.search else (),
+            admitted=self._admitted(),
         )
         verdict = {"best_arm": conclusion.best_arm, "text": conclusion.text, **conclusion.findings.data}
         line.add("verdict", verdict, at=0, key=config_hash(verdict))
         return conclusion
+
+    def _admitted(self) -> list[str]:
+        """How test tasks took part; of arms that were picked by test scores the verdict speaks itself."""
+        if self.admissions:
+            _ = self.config.metadata.allow_test_selection  # which let it be so
+        return [one.text for one in self.admissions if one.by != SUCCESS]
 
     def check(self, *, strict: bool = False) -> None:
         """Refuse what cannot work before anything is spent."""

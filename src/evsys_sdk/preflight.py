@@ -52,6 +52,7 @@ def validate_yaml(
 
 def deep_problems(config: ExperimentConfig) -> list[Problem]:
     """Everything that is wrong with the blocks, files and verifiers of a config, located."""
+    from evsys_sdk.running.admissions import overlap_problems
     from evsys_sdk.running.foreseen_leakage import foreseen_leakage
     from evsys_sdk.running.metric_checks import metric_problems
     from evsys_sdk.running.search_checks import search_problems
@@ -62,6 +63,7 @@ def deep_problems(config: ExperimentConfig) -> list[Problem]:
     problems += search_problems(config)
     problems += metric_problems(config)
     problems += arm_problems(config)
+    problems += overlap_problems(config)
     for index, entry in enumerate(config.metadata.benchmark):
         problems += _check_benchmark(entry, f"metadata.benchmark[{index}]", config)
     for index, run in enumerate(config.all_runs()):

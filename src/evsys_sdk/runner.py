@@ -20,6 +20,7 @@ from evsys_sdk.record.eval_data import in_order
 from evsys_sdk.record.run_dir import open_run_dir
 from evsys_sdk.rollout.engine import RolloutEngine
 from evsys_sdk.rollout.lanes import LaneSettings
+from evsys_sdk.running.admissions import refuse_test_questions
 from evsys_sdk.running.budget import BudgetSpent
 from evsys_sdk.running.http_front import http_front
 from evsys_sdk.running.leakage import audit_block
@@ -116,6 +117,7 @@ def _run(bench: Workbench) -> RunResult:
         bench.refuse_other_data()
         for (_, loaded), (_, _, place) in zip(stages, bench.stages(), strict=True):
             audit_block(bench, place, loaded)
+        refuse_test_questions(bench)
         log_store.log_hyperparams(bench.record.hyperparams())
         bench.handles.update(backend.prepare(model=bench.plan.run.model, run_dir=bench.record.run_dir))
         try:

@@ -93,6 +93,12 @@ def test_error_refuses_rows_that_are_at_hand_before_anything_else(project, bench
         assert "bench/tasks.jsonl:3) in row 4 word for word" in done.stderr and "evsys data leakage" in done.stderr
 
 
+def test_error_refuses_a_task_in_many_rows_with_other_numbers(project, bench):
+    leak(project, *(TASKS[1].replace("14", str(n)) for n in range(100, 400)))
+    done = project.evsys("run", project.config(metadata=bench, leakage="error"))
+    assert done.returncode == 1 and "(1 of test/harbour)" in done.stderr and "with other numbers" in done.stderr
+
+
 def test_error_stops_a_run_before_training_and_leaves_a_record(project, bench, own_code):
     leak(project, TASKS[2])
     done = run(project, project.config(metadata=bench, leakage="error", **own_code), code=2)

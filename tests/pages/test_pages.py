@@ -65,16 +65,16 @@ def world(tmp_path, monkeypatch):
     ]
     for name in ("train", "val", "more"):
         _write(tmp_path / f"data/{name}.jsonl", rows)
-    tasks = [
-        {
-            "task_id": w,
-            "instruction": f"say {w}",
-            "verifier": {"fn_name": "exact_match", "expected": w},
-            "metadata": {"toolkit": w},
-        }
-        for w in ("red", "green")
-    ]
-    for folder in ("data/val", "data/test", "data/benchmark/colours"):
+    for folder, verb in (("data/val", "say"), ("data/test", "spell"), ("data/benchmark/colours", "say")):
+        tasks = [
+            {
+                "task_id": w,
+                "instruction": f"{verb} {w}",
+                "verifier": {"fn_name": "exact_match", "expected": w},
+                "metadata": {"toolkit": w},
+            }
+            for w in ("red", "green")
+        ]
         _write(tmp_path / folder / "tasks.jsonl", tasks)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(BASE))
     yield tmp_path

@@ -33,6 +33,10 @@ def validate(args: argparse.Namespace) -> int:
     drawn = config.search is not None and config.search.kind != "grid"
     runs = [] if drawn else [run.name for run in config.all_runs()]
     ignored = ignored_settings(config)
+    if args.deep:
+        from evsys_sdk.running.admissions import overlap_warnings
+
+        ignored += overlap_warnings(config)
     if args.deep and config.leakage == "warn":  # `error` has been a problem by now
         from evsys_sdk.running.foreseen_leakage import foreseen_leakage
 

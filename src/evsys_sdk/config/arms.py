@@ -1,6 +1,7 @@
 """Arms that a config speaks of by name: the baseline arm, and the two of a prediction.
 
-In: an expanded config. Out: a `Problem` for every name that no arm has.
+In: an expanded config. Out: a `Problem` for every name that no arm has, and for a prediction that compares an arm with
+itself.
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ from evsys_sdk.errors import Problem, not_known
 
 
 def arm_problems(config: ExperimentConfig) -> list[Problem]:
-    """Names of arms that there are not. The arms of a search are not known beforehand."""
+    """Names of arms that there are not, and a prediction that can only be inconclusive. The arms of a search are not
+    known beforehand."""
     if getattr(config, "search", None) is not None:
-        return []
+        return list(_with_itself(config, config.metadata.baseline_arm or UNTRAINED))
     arms = [run.name for run in config.all_runs()]
     known = [*arms, UNTRAINED] if isinstance(config.metadata.hypothesis, Hypothesis) else arms
-    return [
+    missing = [
         Problem(path=place, message=not_known(name, "arm", known), value=name)
         for place, name in _named(config)
         if name not in arms
     ]
+    return [*missing, *_with_itself(config, config.metadata.baseline_arm or arms[0])]
+
+
+def _with_itself(config: ExperimentConfig, baseline: str) -> Iterator[Problem]:
+    hypothesis = config.metadata.hypothesis
+    prediction = hypothesis.prediction if isinstance(hypothesis, Hypothesis) else None
+    if prediction is None or prediction.arm != (prediction.vs or baseline):
+        return
+    default = "" if prediction.vs else f" (without prediction.vs that is {baseline})"
+    message = f"would be compared with itself{default}; name another arm, or `{UNTRAINED}`, as prediction.vs"
+    yield Problem(path="metadata.hypothesis.prediction.arm", message=message, value=prediction.arm)
 
 
 def _named(config: ExperimentConfig) -> Iterator[tuple[str, str]]:

@@ -96,7 +96,8 @@ class Audit:
     def text(self) -> str:
         """`3 of 40 tasks of val/tools stand in 5 of 200 training rows: 2 word for word, 1 with other numbers`."""
         if self.clean:
-            return f"no task of {self.benchmark} found in {self.n_rows} training rows"
+            alike = f", but {self.templated} of {self.n_tasks} share a template with rows" if self.templated else ""
+            return f"no task of {self.benchmark} found in {self.n_rows} training rows{alike}"
         kinds = ", ".join(f"{count} {WORDS[kind]}" for kind in WORDS if (count := self.kinds.get(kind)))
         first = self.leaks[0]
         stand = "stands" if self.tasks == 1 else "stand"

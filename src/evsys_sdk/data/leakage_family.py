@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from evsys_sdk.data.leakage_words import Gram, grams_of
+from evsys_sdk.data.leakage_words import Gram, Reading, grams_of
 
 Meeting = Literal["one", "many"]
 """A row and a task of the same words differ in one number, or in several."""
@@ -79,8 +79,9 @@ class Family:
     """The task texts that share their commonest phrase."""
 
     tasks: Population = field(default_factory=Population)
-    rows: Population = field(default_factory=Population)
-    """Of the sample: those that look like the tasks; what differs from a task in one number is left out."""
+    rows: dict[Meeting, Population] = field(default_factory=lambda: {"one": Population(), "many": Population()})
+    """Of the sample: those that look like the tasks, without those that meet one in this way: copies of one task meet
+    each other, which says nothing of the template."""
     looks: list[float] = field(default_factory=list)
     """For each task, how many phrases of the tasks a row must have to look like it."""
     strangers: Counter[Meeting] = field(default_factory=Counter)
@@ -93,15 +94,21 @@ class Family:
         """Phrases that a row must have to look like nine of ten tasks, or longer ones."""
         return sorted(self.looks)[len(self.looks) // 10]
 
+    def note_stranger(self, how: Meeting, row: Reading, count: int) -> None:
+        """A sampled text that looks like the tasks and meets none in this way; it stands in `count` rows."""
+        self.rows[how].add(row.mask, row.numbers)
+        self.strangers[how] += count
+
     def chance(self, how: Meeting, *, unseen: int = 1) -> float:
         """Of a fresh row, to meet any task; so many pairs more than were seen to meet are taken to."""
-        meeting = self.tasks.meeting(how) + self.rows.meeting(how) + unseen
-        return 1 - math.exp(-self.tasks.size * meeting / (self.tasks.pairs + self.rows.pairs + 1))
+        rows = self.rows[how]
+        meeting = self.tasks.meeting(how) + rows.meeting(how) + unseen
+        return 1 - math.exp(-self.tasks.size * meeting / (self.tasks.pairs + rows.pairs + 1))
 
     def are_copies(self, how: Meeting, met: int, n_rows: int, scale: float) -> bool:
         """Whether `met` different rows that differ from tasks in this way are copies rather than accidents. `scale`:
         rows for each sampled one."""
-        if self.tasks.size + self.rows.size <= FEW_TEXTS and not self.says_little:
+        if self.tasks.size + self.rows["one"].size <= FEW_TEXTS and not self.says_little:
             return True  # no template after all
         chance, tolerated = self.chance(how), max(MAX_FALSE * n_rows, 1)
         strangers = self.strangers[how] * scale

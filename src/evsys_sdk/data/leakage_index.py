@@ -109,21 +109,39 @@ class TaskIndex:
         for same in self.by_mask.values():
             by_task.update(set(grams_of(same[0].run, GRAM_WORDS)))
             phrases.update(dict.fromkeys(phrases_of(same[0].run), len(same)))
+        self._set_anchors(by_task, by_row)
         for reading, _ in sample.texts:
-            if reading.mask not in self.by_mask:
-                by_row.update(gram for gram in set(grams_of(reading.run, GRAM_WORDS)) if gram in by_task)
-                of_rows.update(phrase for phrase in phrases_of(reading.run) if phrase in phrases)
+            grams, theirs = set(grams_of(reading.run, GRAM_WORDS)), phrases_of(reading.run)
+            for run in self._held(reading, grams):
+                grams, theirs = grams.difference(grams_of(run, GRAM_WORDS)), theirs - phrases_of(run)
+            by_row.update(gram for gram in grams if gram in by_task)
+            of_rows.update(phrase for phrase in theirs if phrase in phrases)
+        self._set_anchors(by_task, by_row)
         for same in self.by_mask.values():
-            grams = dict.fromkeys(grams_of(same[0].run, GRAM_WORDS))
+            grams = set(grams_of(same[0].run, GRAM_WORDS))
             telling = {gram for gram in grams if by_task[gram] == 1 and by_row[gram] <= MAX_ROWS_OF_PHRASE}
-            if not same[0].is_short:
-                self._anchor(same[0], sorted(grams, key=lambda gram: (by_task[gram], by_row[gram])))
             templated = len(telling) < OWN_GRAMS and is_of_template(same, phrases, of_rows)
             for text in same:
                 text.grams, text.templated = telling, templated
             if len(telling) >= max(MIN_GRAMS, min(OWN_GRAMS, len(grams) / 2)) and not templated:
                 self.by_gram.update(dict.fromkeys(telling, same[0]))
         self.phrases, self.phrases_of_rows = phrases, of_rows
+
+    def _held(self, reading: Reading, grams: set[Gram]) -> list[list[str]]:
+        """The words of the tasks that a text holds whole, whatever their numbers: that it has their phrases shows no
+        template."""
+        mask = reading.mask
+        held = {mask} | {
+            mask[at : at + size] for gram in grams & self.anchors.keys() for at, size in self._places(mask, gram)
+        }
+        return [self.by_mask[one][0].run for one in held if one in self.by_mask]
+
+    def _set_anchors(self, by_task: Counter[Gram], by_row: Counter[Gram]) -> None:
+        """By how many tasks and rows have each phrase."""
+        self.anchors.clear()
+        for text in (same[0] for same in self.by_mask.values() if not same[0].is_short):
+            grams = dict.fromkeys(grams_of(text.run, GRAM_WORDS))
+            self._anchor(text, sorted(grams, key=lambda gram: (by_task[gram], by_row[gram])))
 
     def _anchor(self, text: TaskText, grams: list[Gram]) -> None:
         """In each third of the text one of its phrases, the rarest: punctuation that was left out may have glued words
@@ -164,14 +182,14 @@ class TaskIndex:
                     self._meet(family, part, count)
 
     def _meet(self, family: Family, reading: Reading, count: int) -> None:
-        """Note a row that looks like the tasks of a family, unless it is a copy."""
+        """Note a row that looks like the tasks of a family, unless it is a copy of one, or of a text of its own."""
         hits = self.grams.intersection(grams_of(reading.run, GRAM_WORDS))
-        levels = {match.level for match in self.matches(reading, hits) if match.text.family is family}
+        levels = {match.level for match in self.matches(reading, hits) if match.text.family in (family, None)}
         if levels & {"whole", "within", "prompt", "near", "one"}:
             return
-        family.rows.add(reading.mask, reading.numbers)
-        family.strangers["one"] += count
-        family.strangers["many"] += 0 if levels else count
+        family.note_stranger("one", reading, count)
+        if not levels:
+            family.note_stranger("many", reading, count)
 
     def matches(self, reading: Reading, hits: Collection[Gram]) -> list[Match]:
         """The task texts that a text holds, each once, as the closest copy. `hits`: those of its phrases that

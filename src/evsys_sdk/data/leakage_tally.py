@@ -1,8 +1,9 @@
 """What the matches of all rows come to: which tasks are leaked, and which only resemble the rows.
 
 In: the matches of one row after the other. Out: a `Finding`. A match that is not word for word counts as a leak only
-when all rows have passed: a near copy in too many different rows is a template, and of templates only those rows are
-copies that `leakage_family` can tell from accidents. What stands in a prompt that many rows share is nobody's.
+when all rows have passed: a near copy in too many different rows is a template, unless a text with words of its own has
+other numbers in them, which is how a test set is multiplied. Of templates only those rows are copies that
+`leakage_family` can tell from accidents. What stands in a prompt that many rows share is nobody's.
 """
 
 from __future__ import annotations
@@ -122,5 +123,5 @@ def _counts(seen: Seen, sightings: Sightings, copies: set[tuple[Family, Meeting]
     if level == "prompt":
         return sightings.rows <= MAX_VARIANTS
     if level == "near":
-        return not many
-    return not many and (text.family, level) in copies
+        return not many or (sightings.best.kind == "numbers" and text.has_own_words)
+    return (not many or not text.is_short) and (text.family, level) in copies

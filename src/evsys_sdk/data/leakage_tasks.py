@@ -21,6 +21,7 @@ LONG_RUN, TEMPLATE_SHARE, SHORT_TEMPLATE_SHARE = 12, 0.6, 0.4
 MIN_LETTERS = 16
 """Letters that a text needs beside its numbers to be known by them; `What is 2 + 2?` has 6."""
 SHORT_WORDS = 8
+OWN_PHRASES = 8
 MAX_PIECE = 200
 MAX_WORDS, MIN_RUN = 2_000_000, 100
 """Words of all tasks that are kept for their phrases, and of each at least; of long texts the beginning and the end."""
@@ -49,6 +50,13 @@ class TaskText:
     @property
     def is_short(self) -> bool:
         return self.n_words < SHORT_WORDS or len(self.run) < GRAM_WORDS
+
+    @property
+    def has_own_words(self) -> bool:
+        """Whether rows with these words were made from this text, however many they are: half of its phrases, or
+        enough of a long text, are its own."""
+        half = (len(self.run) - GRAM_WORDS + 1) / 2
+        return not self.is_short and not self.templated and len(self.grams) >= min(OWN_PHRASES, half)
 
     @property
     def can_be_a_piece(self) -> bool:

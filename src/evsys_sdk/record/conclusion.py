@@ -71,6 +71,8 @@ class Conclusion:
     text: str
     metric: str | None = None
     findings: Findings = field(default_factory=Findings)
+    admitted: list[str] = field(default_factory=list)
+    """How test tasks took part in choosing, a sentence each."""
 
 
 def conclude(
@@ -81,20 +83,27 @@ def conclude(
     findings: Findings,
     models: Sequence[ModelScore] = (),
     search: Sequence[str] = (),
+    admitted: Sequence[str] = (),
 ) -> Conclusion:
-    """What the arms came to and what that means; `models` stand beside them."""
+    """What the arms came to and what that means; `models` stand beside them. `admitted`: how test tasks took part."""
     name = success.name if success is not None else None
     keys = score_keys(arms, name) if name else []
     summaries = [_summary(arm, results, name, keys) for arm, results in arms.items()]
     lines = [f"Hypothesis: {hypothesis}"] if hypothesis else []
-    lines += search
+    lines += [*search, *admitted]
     lines += [*([f"No verdict: {findings.why_not}."] if findings.why_not else []), *findings.lines]
     judged = {arm["arm"] for arm in findings.data.get("verdict", {}).get("arms", [])}
     lines += [_arm_line(summary, name) for summary in summaries if summary.arm not in judged]
     lines += leakage_lines(arms)
     lines += _model_lines(models)
-    best = findings.best_arm
-    return Conclusion(arms=summaries, best_arm=best, text="\n".join(lines), metric=name, findings=findings)
+    return Conclusion(
+        arms=summaries,
+        best_arm=findings.best_arm,
+        text="\n".join(lines),
+        metric=name,
+        findings=findings,
+        admitted=list(admitted),
+    )
 
 
 def _model_lines(models: Sequence[ModelScore]) -> list[str]:

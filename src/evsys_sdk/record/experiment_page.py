@@ -261,29 +261,35 @@ def _stage_table(rows: Sequence[StageRow], stages: list[str]) -> list[str]:
 
 
 def _selection(facts: PageFacts) -> list[str]:
-    """On which scores an arm was, or could be, chosen, and what that would have to admit."""
-    metric = facts.conclusion.metric
+    """On which scores an arm was, or could be, chosen, and what has to be admitted of that."""
+    admitted = facts.conclusion.admitted
+    return [_chosen_by(facts), *(line for text in admitted for line in ("", text))]
+
+
+def _chosen_by(facts: PageFacts) -> str:
+    metric, admitted = facts.conclusion.metric, facts.conclusion.admitted
+    nothing = "No arm was chosen" if admitted else "Nothing was chosen"
     if metric is None:
-        return ["Nothing was chosen: no `success_metric` is named."]
+        return f"{nothing}: no `success_metric` is named."
     keys = sorted(score_keys(facts.arms, metric))
     n_arms = sum(bool(arm.scores) for arm in facts.conclusion.arms)
     if not keys:
-        return [f"Nothing was chosen: no run has a score for {metric}."]
+        return f"{nothing}: no run has a score for {metric}."
     if len(facts.conclusion.arms) == 1:
-        return [f"Nothing was chosen: there is one arm, measured by {', '.join(keys)}."]
+        return f"{nothing}: there is one arm, measured by {', '.join(keys)}."
     where = f"Arms are compared by {', '.join(keys)}."
     tested = sorted({key for run in facts.runs for key in run.metrics if key.startswith("test/")} - set(keys))
     if not all(key.startswith("test/") for key in keys):
-        aside = f" The test scores ({', '.join(tested)}) took no part in it." if tested else ""
-        return [where + aside + _picked(facts.verdict, n_arms)]
+        aside = f" The test scores ({', '.join(tested)}) took no part in it." if tested and not admitted else ""
+        return where + aside + _picked(facts.verdict, n_arms)
     admit = (
         f"would have to admit that the test set was looked at {_many(n_arms, 'time')} to choose one arm, that the "
         "chosen arm's score there flatters it, and that only tasks nobody has looked at can say how good it is"
     )
     if not facts.verdict or facts.verdict["winner"] is None or n_arms < 2:
-        return [f"{where} That is a test benchmark, and it selects nothing. A choice by it {admit}."]
+        return f"{where} That is a test benchmark, and it selects nothing. A choice by it {admit}."
     by_test = f"{where} That is a test benchmark (`allow_test_selection`): whoever cites this choice {admit}."
-    return [by_test + _picked(facts.verdict, n_arms)]
+    return by_test + _picked(facts.verdict, n_arms)
 
 
 def _picked(verdict: Mapping[str, Any] | None, n_arms: int) -> str:

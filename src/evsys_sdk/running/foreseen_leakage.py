@@ -18,6 +18,7 @@ from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import DataConfig, ExperimentConfig
 from evsys_sdk.config.project import search_folders
 from evsys_sdk.config.source import source_of
+from evsys_sdk.data.leakage import Suite
 from evsys_sdk.data.rows import load_rows
 from evsys_sdk.data.sources import open_source
 from evsys_sdk.data.stores import LocalDataStore
@@ -25,7 +26,7 @@ from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import EvsysError, Problem
 from evsys_sdk.protocols import Row
 from evsys_sdk.running.early_checks import recipes_of
-from evsys_sdk.running.leakage import Known, audits_of, eval_suite, read_benchmarks, refusal
+from evsys_sdk.running.leakage import EVAL_DATA, Known, audits_of, eval_suite, read_benchmarks, refusal
 
 MAX_BYTES, MAX_ROWS = 100_000_000, 100_000
 
@@ -56,6 +57,7 @@ class _Block:
     place: str
     data: DataConfig
     eval_data: DataConfig | None
+    eval_place: str
 
     @property
     def key(self) -> str:
@@ -68,7 +70,8 @@ def _blocks(config: ExperimentConfig) -> Iterator[_Block]:
         asked = run.eval.eval_data if run.eval.enabled and run.eval.metrics else None
         for recipe in recipes_of(run):
             for place, data in recipe.data:
-                yield _Block(place=source.in_run(index, place), data=data, eval_data=asked)
+                own = source.in_run(index, EVAL_DATA)
+                yield _Block(place=source.in_run(index, place), data=data, eval_data=asked, eval_place=own)
 
 
 def _own_suite(block: _Block, config: ExperimentConfig) -> list[Known]:
@@ -78,6 +81,12 @@ def _own_suite(block: _Block, config: ExperimentConfig) -> list[Known]:
         return [eval_suite(block.eval_data, config, LocalDataStore(**config.data_store.params))]
     except EvsysError:  # told by the run, with its place
         return []
+
+
+def cheap_eval_suites(config: ExperimentConfig) -> list[tuple[str, Suite]]:
+    """The rows of every `eval.eval_data` that can be read here, as benchmarks, each with its place."""
+    blocks = {to_json(plain(block.eval_data)): block for block in _blocks(config) if block.eval_data is not None}
+    return [(block.eval_place, known.suite) for block in blocks.values() for known in _own_suite(block, config)]
 
 
 def _cheap_rows(data: DataConfig, config: ExperimentConfig) -> list[Row] | None:

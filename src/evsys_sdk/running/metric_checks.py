@@ -13,6 +13,7 @@ from evsys_sdk.config.metadata import Hypothesis
 from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import EvsysError, Problem, not_known
+from evsys_sdk.eval.metrics import ExactMatch, PassAtK, PassRate, ToolkitMatch, metric_family
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import matching
 
@@ -27,19 +28,47 @@ STOPPER = "early_stopping"
 
 def metric_problems(config: ExperimentConfig) -> Iterator[Problem]:
     """Metrics that no run will have, of an experiment whose runs are scored; those that no step will have, of callbacks
-    that wait for them; and an untrained model that nobody scores, of a hypothesis about it."""
+    that wait for them; and of a hypothesis, a difference that cannot be and an untrained model that nobody scores."""
     scores = scores_of(config)
     for place, name in _named(config) if scores else ():
         if not keys_of(config, name) and not may_be_a_number(config, name):
             message = not_known(name, "metric that these runs will have", [*scores, *NUMBERS])
             yield Problem(path=place, value=name, message=message)
     yield from _stopping_problems(config)
+    yield from _too_large(config)
     hypothesis = config.metadata.hypothesis
     if isinstance(hypothesis, Hypothesis) and not any(entry.baseline for entry in config.metadata.benchmark):
         for key, whom in (("arm", hypothesis.prediction.arm), ("vs", hypothesis.prediction.vs)):
             if whom == UNTRAINED:
                 message = "the untrained model is not scored; set `baseline: true` in an entry of metadata.benchmark"
                 yield Problem(path=f"metadata.hypothesis.prediction.{key}", value=whom, message=message)
+
+
+def _too_large(config: ExperimentConfig) -> Iterator[Problem]:
+    """A predicted difference that no two shares have: `at_least: 5` where five points were meant."""
+    metadata = config.metadata
+    prediction = metadata.hypothesis.prediction if isinstance(metadata.hypothesis, Hypothesis) else None
+    success = metadata.success_metric.name if metadata.success_metric is not None else None
+    name = (prediction.metric if prediction else None) or success
+    if prediction is None or name is None or prediction.at_least < 1:
+        return
+    metrics = [key.rsplit("/", 1)[-1] for key in keys_of(config, name)]
+    if metrics and all(map(_is_within_0_and_1, metrics)):
+        points = prediction.at_least
+        meant = (
+            f"{points / 100:g} is {points:g} point{'' if points == 1 else 's'}" if points < 100 else "0.05 is 5 points"
+        )
+        message = f"{name} lies between 0 and 1, so no difference is larger than 1; {meant}"
+        yield Problem(path="metadata.hypothesis.prediction.at_least", value=points, message=message)
+
+
+def _is_within_0_and_1(metric: str) -> bool:
+    """Known of our own only."""
+    try:
+        found = registry.metrics.get(metric)
+    except EvsysError:
+        return False  # told by the check of the block
+    return found is metric_family(metric) or found in (PassAtK, PassRate, ExactMatch, ToolkitMatch)
 
 
 def _named(config: ExperimentConfig) -> Iterator[tuple[str, str]]:

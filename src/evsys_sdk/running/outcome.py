@@ -36,6 +36,8 @@ class ExperimentResult:
     """What it might spend and what it spent, where there was a budget."""
     search: dict[str, Any] | None = None
     """Trials, values and rungs, where a search decided what the arms are."""
+    admissions: list[dict[str, Any]] = field(default_factory=list)
+    """How test tasks took part in choosing: which setting chose, by which test scores, in words."""
     seconds: float = 0.0
     unread_settings: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -67,6 +69,7 @@ def summarise(result: ExperimentResult) -> dict[str, Any]:
         "budget": result.budget,
         "leakage": leakage_of(result.runs),
         "search": result.search,
+        "test_selection": result.admissions,
         "unread_settings": result.unread_settings,
         "warnings": result.warnings,
         "runs": [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from evsys_sdk.config.arms import arm_problems
 from evsys_sdk.config.models import ExperimentConfig
 
@@ -26,3 +28,22 @@ def test_arms_that_are_not_there_are_told_with_the_nearest():
         "metadata.hypothesis.prediction.vs",
     ]
     assert "large" in found[1].message
+
+
+@pytest.mark.parametrize(
+    ("baseline", "prediction", "refused"),
+    [
+        (None, {"arm": "small"}, True),
+        (None, {"arm": "large"}, False),
+        ("large", {"arm": "large"}, True),
+        ("large", {"arm": "small"}, False),
+        (None, {"arm": "small", "vs": "untrained"}, False),
+        (None, {"arm": "small", "vs": "small"}, True),
+        (None, {"arm": "untrained"}, False),
+        (None, {"arm": "untrained", "vs": "untrained"}, True),
+    ],
+)
+def test_an_arm_is_not_compared_with_itself(baseline, prediction, refused):
+    found = arm_problems(_config(baseline_arm=baseline, hypothesis={"claim": "c", "prediction": prediction}))
+    assert [problem.path for problem in found] == (["metadata.hypothesis.prediction.arm"] if refused else [])
+    assert not refused or "would be compared with itself" in found[0].message

@@ -193,15 +193,27 @@ def test_of_a_template_all_numbers_but_one_must_agree_and_have_many_digits():
     assert [(leak.task_id, leak.row, leak.kind) for leak in audit.leaks] == [("t20", 200, "numbers")]
 
 
-def test_a_near_copy_in_very_many_different_rows_is_a_template():
+def walks(count):
+    return [chat(f"How many minutes does a walk of {n + 20} kilometres take in the rain?") for n in range(count)]
+
+
+def test_a_text_of_its_own_with_other_numbers_is_a_copy_however_many_rows_have_it():
     one = tasks("How many minutes does a walk of 12 kilometres take in the rain?")
-    rows = [chat(f"How many minutes does a walk of {n + 20} kilometres take in the rain?") for n in range(40)]
+    for count in (MAX_VARIANTS, MAX_VARIANTS + 1, 400):
+        audit = audit_rows(walks(count), one, benchmark="b")
+        assert (audit.kinds, audit.rows, audit.templated) == ({"numbers": 1}, count, 0)
+    exact = audit_rows([*walks(40), chat(one[0].instruction)], one, benchmark="b")
+    assert exact.kinds == {"exact": 1} and exact.leaks[0].row == 40, "the closest copy is the one that is told"
+
+
+def test_a_short_text_in_very_many_different_rows_is_a_template_and_the_headline_says_so():
+    one = tasks("Walk 12 kilometres in the rain")
+    rows = [chat(f"Walk {n + 20} kilometres in the rain") for n in range(40)]
     audit = audit_rows(rows, one, benchmark="b")
     assert audit.clean and audit.templated == 1 and audit.rows == 0
+    assert audit.text == "no task of b found in 40 training rows, but 1 of 1 share a template with rows"
     few = audit_rows(rows[:MAX_VARIANTS], one, benchmark="b")
     assert few.kinds == {"numbers": 1} and few.rows == MAX_VARIANTS
-    exact = audit_rows([*rows, chat(one[0].instruction)], one, benchmark="b")
-    assert exact.kinds == {"exact": 1} and exact.leaks[0].row == 40, "the copy itself is told all the same"
 
 
 def sentences(count, seed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -62,6 +63,39 @@ def test_among_sisters_it_cannot_be_told_and_that_is_said():
     assert plain(audit)["note"] == audit.note
     copied = audit_rows(rows([*made[100:], *map(str.upper, made[:100])]), tasks(made[:100]), benchmark="b")
     assert copied.tasks == 100, "the same numbers in another spelling are told all the same"
+
+
+def multiplied(texts, count, seed):
+    """Each text `count` times, with numbers of its own."""
+    rng = random.Random(seed)
+    return [re.sub(r"\d+", lambda _: str(rng.randrange(1000, 9999)), text) for text in texts for _ in range(count)]
+
+
+SHARED = (
+    "Work through it step by step, check each step twice, say where you are not sure and why, and put the number that "
+    "you end with into a box at the very end of your answer, with nothing behind it."
+)
+
+
+@pytest.mark.parametrize("count", [20, 21, 60])
+@pytest.mark.parametrize(
+    ("of_tasks", "of_rows"),
+    [("{}", "{}"), ("{}", "Here is a question: {} What would you say?"), (f"{{}} {SHARED}", f"{{}} {SHARED}")],
+    ids=["as they are", "in a longer message", "with a prompt that all share"],
+)
+def test_a_test_set_that_was_multiplied_with_other_numbers_is_found(count, of_tasks, of_rows):
+    made, clean = other_text(30, seed=14), other_text(600, seed=15)
+    training = [of_rows.format(text) for text in [*multiplied(made, count, seed=16), *clean]]
+    audit = audit_rows(rows(training), tasks(map(of_tasks.format, made)), benchmark="b")
+    assert audit.kinds == {"numbers": 30} and audit.rows >= 0.99 * 30 * count
+    assert all(leak.row < 30 * count for leak in audit.leaks)
+
+
+def test_few_words_that_rows_and_tasks_share_are_no_multiplied_test_set():
+    who_and_what = [(who, what) for what in THINGS[:3] for who in NAMES[:3]]
+    made = [f"{who} has 5 {what} and buys 7 more. How many {what} does {who} have?" for who, what in who_and_what]
+    audit = audit_rows(rows(multiplied(made, 200, seed=17)), tasks(made[:5]), benchmark="b")
+    assert audit.clean and audit.templated == 5
 
 
 def test_several_benchmarks_at_once_give_what_each_gives_alone():

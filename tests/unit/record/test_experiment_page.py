@@ -155,6 +155,16 @@ def test_a_choice_on_validation_says_that_test_scores_took_no_part(tmp_path: Pat
     assert "The top of 2, new|er, scored 0.900; corrected for having been picked 0." in text
 
 
+def test_what_was_admitted_stands_on_the_page_instead(tmp_path: Path) -> None:
+    found = facts(tmp_path)
+    found.runs[0].metrics["test/tools/pass@1"] = 0.1
+    for metric in ("val.pass@1", "val.pass@9", None):
+        conclusion = replace(found.conclusion, metric=metric, admitted=["Trials were chosen by test scores."])
+        text = "\n".join(page(tmp_path, runs=found.runs, conclusion=conclusion))
+        assert "took no part" not in text and "Nothing was chosen" not in text
+        assert "\n\nTrials were chosen by test scores.\n" in text
+
+
 def test_a_test_benchmark_says_what_a_choice_by_it_would_have_to_admit(tmp_path: Path) -> None:
     runs = facts(tmp_path).runs
     for result in runs:

@@ -99,3 +99,25 @@ def test_a_run_cannot_be_stopped_by_what_never_comes_while_it_trains(tmp_path, e
 def test_nor_by_a_score_where_nothing_is_scored(tmp_path):
     [(path, _)] = problems(tmp_path, {}, stop_by="val/tools/pass@1")
     assert path == "callbacks[1].params.metric"
+
+
+@pytest.mark.parametrize(
+    ("metric", "at_least", "meant"),
+    [
+        ("pass@1", 5, "0.05 is 5 points"),
+        ("val.pass@1", 1, "0.01 is 1 point"),
+        (None, 250, "0.05 is 5 points"),
+        ("pass_rate", 20, "0.2 is 20 points"),
+        ("pass@1", 0.05, None),
+        ("tokens_per_task", 5, None),
+        ("mean_reward", 5, None),
+        ("final_loss", 5, None),
+    ],
+)
+def test_a_difference_that_no_two_shares_have_is_refused_with_what_was_meant(tmp_path, metric, at_least, meant):
+    entry = VAL | {"metrics": ["pass@1", "pass_rate", "tokens_per_task", "mean_reward"]}
+    told = hypothesis(metric)
+    told["prediction"]["at_least"] = at_least
+    found = problems(tmp_path, {"benchmark": [entry], "success_metric": "val.pass@1", "hypothesis": told})
+    assert [path for path, _ in found] == (["metadata.hypothesis.prediction.at_least"] if meant else [])
+    assert not meant or found[0][1].endswith(f"lies between 0 and 1, so no difference is larger than 1; {meant}")
