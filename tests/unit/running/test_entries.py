@@ -263,4 +263,4 @@ def test_every_key_of_an_entry_is_read_and_the_template_is_left_unread_where_the
     assert result.completed and [r.error for r in result.runs[0].extras["evals"]] == [None] * 3
     assert result.unread_settings == ["metadata.benchmark[0].chat_template"]
     again = Experiment(config(tmp_path, entry)).run()
-    assert again.completed and again.unread_settings == [], "who reads nothing, since all is done, cannot tell"
+    assert again.completed and again.unread_settings == result.unread_settings, "what was read is remembered"
