@@ -297,7 +297,9 @@ def _picked(verdict: Mapping[str, Any] | None, n_arms: int) -> str:
     if not winner or n_arms < 2 or winner["expected"] is None:
         return ""
     expected = _value(winner["expected"], winner["low"], winner["high"])
-    top = f"The top of {n_arms}, {winner['arm']}, scored {shown(winner['observed'])}"
+    # With an arm above it that is not proven better, the best arm is not the top.
+    place = "The best arm" if winner["above"] else f"The top of {n_arms}"
+    top = f"{place}, {winner['arm']}, scored {shown(winner['observed'])}"
     return f" {top}; corrected for having been picked {expected}."
 
 

@@ -155,6 +155,12 @@ def test_a_choice_on_validation_says_that_test_scores_took_no_part(tmp_path: Pat
     assert "The top of 2, new|er, scored 0.900; corrected for having been picked 0." in text
 
 
+def test_a_best_arm_that_is_not_on_top_is_not_called_the_top(tmp_path: Path) -> None:
+    conclusion = facts(tmp_path).conclusion
+    conclusion.findings.data["verdict"]["winner"]["above"] = ["wild"]
+    assert "The best arm, new|er, scored 0.900" in "\n".join(page(tmp_path, conclusion=conclusion))
+
+
 def test_what_was_admitted_stands_on_the_page_instead(tmp_path: Path) -> None:
     found = facts(tmp_path)
     found.runs[0].metrics["test/tools/pass@1"] = 0.1
