@@ -41,7 +41,7 @@ def _config(project, runs, output_dir, **top):
         runs=runs,
         output_dir=f"./{output_dir}/out",
         callbacks=[{"kind": "local_logger"}, {"kind": "csv_metrics"}],
-        metadata={"benchmark": entries, "success_metric": "val.pass@1"},
+        metadata={"benchmark": entries, "success_metric": "val.pass@1", "allow_test_selection": True},
         **top,
     )
 

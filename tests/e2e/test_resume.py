@@ -75,7 +75,8 @@ def _benchmark(project):
         "benchmark": [
             {"name": "colours", "path": "bench", "split": "val", "run_every": 3, "temperature": 0, "baseline": True},
             {"name": "colours", "path": "bench", "split": "test", "temperature": 0},
-        ]
+        ],
+        "allow_test_selection": True,
     }
 
 

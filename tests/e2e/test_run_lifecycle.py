@@ -141,7 +141,8 @@ def test_the_run_ends_with_the_weights_that_validated_best(project, minimal_run)
         {"name": "colours", "path": "bench", "split": "test", "temperature": 0},
     ]
     best = {"best_by": "val/colours/pass@1", "learning_rate": 1e-3, "max_steps": 14, "batch_size": 4}
-    path = project.config(run=minimal_run(algorithm__params=best), metadata={"benchmark": entries})
+    metadata = {"benchmark": entries, "allow_test_selection": True}
+    path = project.config(run=minimal_run(algorithm__params=best), metadata=metadata)
     done = project.evsys("run", path, check=True)
     record = project.record()
     values = {found["step"]: found["scores"][0]["value"] for found in record["evals"] if found["split"] == "val"}
@@ -167,7 +168,8 @@ def test_benchmarks_are_scored_in_the_loop_and_after(project):
         {"name": "colours", "path": "bench", "split": "val", "run_every": 5, "temperature": 0},
         {"name": "colours", "path": "bench", "split": "test", "temperature": 0, "breakdown_keys": ["n"]},
     ]
-    project.evsys("run", project.config(metadata={"benchmark": entries}), check=True)
+    metadata = {"benchmark": entries, "allow_test_selection": True}
+    project.evsys("run", project.config(metadata=metadata), check=True)
     record = project.record()
     steps = [(e["split"], e["step"]) for e in record["evals"] if e["split"] != "eval"]
     assert steps == [("val", 5), ("val", 10), ("val", None), ("test", None)]
