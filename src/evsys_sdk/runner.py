@@ -61,13 +61,13 @@ def carry_out(plan: RunPlan) -> RunResult:
         return written
 
 
-def give_up(plan: RunPlan, error: str) -> RunResult:
+def give_up(plan: RunPlan, error: str, *, status: RunStatus = "failed") -> RunResult:
     """Leave the record of a run that cannot be carried out; what it had come to stays to go on from."""
     with open_run_dir(plan.run_dir) as run_dir:
         bench = Workbench.for_plan(plan, run_dir)
         bench.begin_attempt()
-        written = bench.record.write(replace(bench.result, status="failed", error=error), unread=[])
-        bench.journal.add("end", {"status": "failed", "error": error}, at=0, key=end_key(written))
+        written = bench.record.write(replace(bench.result, status=status, error=error), unread=[])
+        bench.journal.add("end", {"status": status, "error": error}, at=0, key=end_key(written))
         return written
 
 

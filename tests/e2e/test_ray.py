@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -196,6 +198,60 @@ def test_stopping_reaches_the_workers_and_another_launcher_goes_on(project, mini
     assert 3 <= reached < 60
     again = project.evsys("run", project.config(run=run))
     assert again.returncode == 0 and "goes on from step" in again.stderr
+    assert [row["step"] for row in project.metrics() if "loss" in row] == list(range(1, 61))
+
+
+def test_a_run_that_is_stopped_while_it_waits_for_another_worker_has_a_record(project, minimal_run, cluster):
+    params = {"max_steps": 2000, "batch_size": 4, "save_every": 2}
+    run = minimal_run(algorithm__params=params, backend__params={"latency_ms": 50})
+    launcher = {"kind": "ray", "params": {"address": cluster.address, "resources": {"place": 1}}}
+    config = project.config(run=run, n_repeats=2, max_concurrent_arms=2, launcher=launcher)
+    process = project.start("run", config)
+    out = project.root / "outputs"
+    _wait_until(lambda: [step >= 3 for step in _progress(out).values()] == [True, True], process)
+    cluster.stdin.write("\n")
+    cluster.stdin.flush()
+    _wait_until(lambda: "goes on elsewhere" in (out / "hello_sft.log").read_text(), process)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 2, told
+    records = [project.record(f"r0__s{seed}") for seed in (42, 43)]
+    assert {record["status"] for record in records} == {"cancelled"}
+    errors = sorted(record["error"] for record in records)
+    assert errors == ["stopped by the user", "stopped while waiting for a worker"]
+
+
+def _raylet_below(process) -> int:
+    """The raylet of a Ray that the process started."""
+    below = {process.pid}
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, _, rest = stat.read_text().partition(" (")
+            name, _, rest = rest.rpartition(") ")
+            parents[int(pid)] = (name, int(rest.split()[1]))
+    while more := {pid for pid, (_, parent) in parents.items() if parent in below} - below:
+        below |= more
+    [raylet] = [pid for pid in below if pid in parents and parents[pid][0] == "raylet"]
+    return raylet
+
+
+def test_a_ray_of_its_own_without_its_only_node_ends_the_run_and_the_same_command_goes_on(project, minimal_run):
+    params = {"max_steps": 60, "batch_size": 4, "save_every": 2}
+    run = minimal_run(algorithm__params=params, backend__params={"latency_ms": 100})
+    config = project.config(run=run, launcher=OWN_RAY)
+    process = project.start("run", config)
+    _wait_until(lambda: _progress(project.root / "outputs").get("hello_sft/r0", 0) >= 3, process)
+    os.kill(_raylet_below(process), signal.SIGKILL)
+    try:
+        _, told = process.communicate(timeout=WAIT_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 2, told
+    record = project.record()
+    assert record["status"] == "failed" and record["error"].startswith("the Ray cluster has lost its last node")
+    again = project.evsys("run", config)
+    assert again.returncode == 0 and "goes on from step" in again.stderr, again.stderr
     assert [row["step"] for row in project.metrics() if "loss" in row] == list(range(1, 61))
 
 

@@ -8,14 +8,16 @@ checkpoint.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from evsys_sdk.config.base import JsonDict, Params
+from evsys_sdk.errors import Cancelled, RunLocked
 from evsys_sdk.logs import get_logger
-from evsys_sdk.protocols import RunResult
+from evsys_sdk.protocols import RunResult, RunStatus
 from evsys_sdk.registry import register_launcher
 
 if TYPE_CHECKING:
@@ -54,8 +56,9 @@ class RayLauncher:
         self.pool = RayPool(cfg.address, needs, cfg.runtime_env, cfg.environment)
 
     def execute(self, plan: RunPlan) -> RunResult:
-        from evsys_sdk.runner import finished_before, give_up
+        from evsys_sdk.runner import finished_before
         from evsys_sdk.running.errands import Desk
+        from evsys_sdk.running.ray_pool import ClusterLost
 
         before = finished_before(plan)
         if before is not None:
@@ -70,8 +73,14 @@ class RayLauncher:
                 why = str(exc).strip().splitlines()[0]
                 what_now = "goes on elsewhere" if losses <= self.cfg.max_losses else "is given up"
                 get_logger(__name__).warning("%s lost its Ray worker and %s: %s", plan.run_id, what_now, why)
+            except ClusterLost as exc:
+                return _given_up(plan, str(exc))
+            except Cancelled as exc:
+                if losses == 1:  # it has not begun
+                    raise
+                return _given_up(plan, str(exc), status="cancelled")
         error = f"lost its Ray worker {self.cfg.max_losses + 1} times; the last time: {why}"
-        return give_up(replace(plan, fresh=False), error)
+        return _given_up(plan, error)
 
     def _serve(self, worker: Any, desk: Desk) -> RunResult:
         """Have the worker carry out the run, and do what it asks for until it is done."""
@@ -104,3 +113,17 @@ class RayLauncher:
 
     def close(self) -> None:
         self.pool.close()
+
+
+def _given_up(plan: RunPlan, error: str, *, status: RunStatus = "failed") -> RunResult:
+    """The end of a run that no worker carries out, with a record as soon as the worker that was lost is really gone."""
+    from evsys_sdk.runner import give_up
+    from evsys_sdk.running.distant import LOCK_SECONDS, LOOK_SECONDS
+
+    until = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < until and not plan.stop.interrupted:
+        try:
+            return give_up(replace(plan, fresh=False), error, status=status)
+        except RunLocked:
+            time.sleep(LOOK_SECONDS)
+    return RunResult(run_id=plan.run_id, status=status, error=error, extras={"run_name": plan.run.name})

@@ -1,7 +1,8 @@
 """Workers of a Ray cluster: connected to, asked for, kept warm, let go.
 
 In: what a run needs of a machine. Out: `RayWorker` actors, each for one run at a time. What cannot come up (no cluster,
-another version of the SDK there, a folder that is not shared) is an EvsysError that says so.
+another version of the SDK there, a folder that is not shared, a cluster whose last node is gone) is an EvsysError that
+says so.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 15.0
 """After so long without a free place on the cluster, say so."""
 CONNECT_SECONDS = 10.0
+
+
+class ClusterLost(EvsysError):
+    """No worker can come up any more."""
 
 
 class RayPool:
@@ -105,7 +110,8 @@ class RayPool:
         say_at = time.monotonic() + PATIENCE_SECONDS
         while not self.ray.wait([ready], timeout=POLL_SECONDS)[0]:
             if is_stopped():
-                raise Cancelled("the experiment was stopped")
+                raise Cancelled("stopped while waiting for a worker")
+            self._refuse_without_nodes()
             if (idle := self._idle_one()) is not None:
                 return idle
             if time.monotonic() > say_at:
@@ -114,6 +120,15 @@ class RayPool:
                 say = "%s waits for a place on the Ray cluster: it needs %s; there is %s, free of that %s"
                 get_logger(__name__).warning(say, run_id, _told(self.needs), there, free)
         return None
+
+    def _refuse_without_nodes(self) -> None:
+        """ClusterLost where nothing is left to wait for: no node joins a cluster of this process's own, and of another
+        one not even the head is there."""
+        if not any(node["Alive"] for node in self.ray.nodes()):
+            raise ClusterLost(
+                "the Ray cluster has lost its last node (killed, or out of memory), so no worker can come up; the same "
+                "command goes on from the last checkpoint"
+            )
 
     def close(self) -> None:
         """Let go of the workers, and of the cluster if it was ours."""
