@@ -23,6 +23,13 @@ BOUND_SECONDS = 30
 """Nothing here takes long; what hangs ends."""
 
 
+@pytest.fixture(autouse=True)
+def _only_what_is_said_here(caplog):
+    """Tasks that other tests left are spoken of when they are thrown away."""
+    gc.collect()
+    caplog.clear()
+
+
 def test_a_signal_that_another_thread_gets_is_heeded_while_the_main_thread_waits():
     """Of two signals the kernel gives one to whichever thread runs, which then takes both."""
     stop = StopFlag()
