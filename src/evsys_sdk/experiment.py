@@ -11,16 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
-from glob import escape
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from evsys_sdk import registry
-from evsys_sdk.atomic import write_json
 from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import load_yaml, parse_config, plain, refuse_shared_names
 from evsys_sdk.config.matrix import expanded
@@ -29,29 +26,27 @@ from evsys_sdk.config.names import REHEARSALS, directory_name
 from evsys_sdk.config.reading import forget, note_read
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
-from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, MODEL_ROLLOUTS_FILE
-from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RecordLost, RunLocked
-from evsys_sdk.eval.hypothesis import fingerprint
+from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RunLocked
 from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import Launcher, RunResult
 from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
 from evsys_sdk.record.environment import config_hash
-from evsys_sdk.record.experiment_page import PageFacts, write_page
 from evsys_sdk.record.journal import Journal, RunJournal
-from evsys_sdk.record.run_dir import ATTEMPTS, hold, move_aside, sweep
+from evsys_sdk.record.run_dir import hold
 from evsys_sdk.running.admissions import SUCCESS, Admission, admissions
-from evsys_sdk.running.baselines import Baselines, write_rollouts
+from evsys_sdk.running.baselines import Baselines
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.hindsight import admit_hindsight
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
 from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, open_journal, take_up
 from evsys_sdk.running.leakage import forget_benchmarks
-from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in, summarise
+from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in
+from evsys_sdk.running.own_files import described, made, set_aside, sweep_leftovers, write_files
 from evsys_sdk.running.parts import Parts
 from evsys_sdk.running.places import Places
 from evsys_sdk.running.reads import READ, ReadNotes, read_before, shared_reads, shared_unread
-from evsys_sdk.running.registering import contents, note_launch, register_end, register_start
+from evsys_sdk.running.registering import contents, note_launch, register_start
 from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
 from evsys_sdk.running.search_text import search_lines
@@ -61,9 +56,6 @@ from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
 DRY_TASKS = 4
-FIGURES = ("curves.png", "curves.svg", "arms.png", "arms.svg")
-WRITTEN = (EXPERIMENT_RESULT_FILE, "experiment.md", MODEL_ROLLOUTS_FILE, *FIGURES)
-"""The ends of the names of what an experiment comes to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +114,10 @@ class Experiment:
         self.admissions = admissions(config)
         forget(config)  # looking a config over is not reading it
         _ = config.output_dir  # but for this, which was
-        output_dir = _made(output_dir)
+        output_dir = made(output_dir)
         lock = output_dir / f".{directory_name(config.name)}.lock"
         with hold(lock, f"experiment {config.name!r} in {output_dir}"), stop_on_signals(StopFlag()) as stop:
-            stem = escape(directory_name(config.name))
-            sweep(part for what in WRITTEN for part in output_dir.glob(f".{stem}.{what}.*.part"))
+            sweep_leftovers(output_dir, config.name)
             forget_benchmarks(config)
             return self._run(options, output_dir, facts | {"name": config.name}, started, stop)
 
@@ -137,7 +128,7 @@ class Experiment:
         callbacks = self._callbacks(parts, options.watchers)
         fresh = options.fresh or options.dry
         if fresh:  # before the journal says so: a kill in between loses nothing
-            _set_aside(output_dir, directory_name(config.name))
+            set_aside(output_dir, config.name)
         written = last_written(journal_path(output_dir, config.name))
         with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
             line = take_up(journal, config.name, facts, fresh=fresh)
@@ -296,67 +287,22 @@ class Experiment:
     def _record(
         self, result: ExperimentResult, options: RunOptions, hashes: Facts, look_over: Callable[[], Iterable[str]]
     ) -> None:
-        config = self.config
-        facts = {
-            "experiment": config.name,
-            "description": config.description,
-            "version": config.version,
-            "parent_experiment_id": config.parent_experiment_id,
-            "tags": config.metadata.tags,
-            "hypothesis": plain(config.metadata)["hypothesis"] if config.metadata.hypothesis else "",
-            "hypothesis_sha256": fingerprint(config.metadata.hypothesis),
-            "options": {"max_steps": options.max_steps, "dry": options.dry, "strict": options.strict},
-            "config_folder": str(source_of(config).folder),
-            "contents": hashes,
-            "ts": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        }
-        _ = config.imports  # read when extensions were imported, before the notes were cleared
+        """Leave the experiment's own files. What they tell of the config counts as read, so it comes first."""
+        _ = self.config.imports  # read when extensions were imported, before the notes were cleared
+        asked = {"max_steps": options.max_steps, "dry": options.dry, "strict": options.strict}
+        about = {**described(self.config), "options": asked, "contents": hashes}
         shared = look_over() if result.completed else ()
         of_runs = (path for run in result.runs for path in run.extras.get("unread_settings", []))
         result.unread_settings = list(dict.fromkeys([*shared, *of_runs]))
-        settings = plain(config)
-        if config.search is not None:
+        settings = plain(self.config)
+        if self.config.search is not None:
             settings = settled(settings, [plain(run) for run in self.trials])
-        summary = {**facts, **summarise(result), "config": settings}
-        path = record_path(result.output_dir, config.name)
-        try:
-            write_rollouts(result.models, path.with_name(f"{directory_name(config.name)}.{MODEL_ROLLOUTS_FILE}"))
-            write_json(path, summary)
-        except OSError as exc:
-            say = f"the experiment's record could not be written to {path}: {exc.strerror}"
-            raise RecordLost(f"{say}; the same command goes on from what there is") from exc
-        register_end(config, path, summary)
-        write_page(PageFacts.of(config, result, directory_name(config.name)))
+        write_files(self.config, result, about, settings)
 
 
 def _not_pruned(arms: dict[str, list[RunResult]]) -> dict[str, list[RunResult]]:
     """The arms that a search did not leave behind: only they have come to something that can be compared."""
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
-
-
-def _set_aside(output_dir: Path, stem: str) -> None:
-    """Move what an earlier start of the experiment came to into `<stem>.attempts/<number>`."""
-    files = {path: path.name for what in WRITTEN if (path := output_dir / f"{stem}.{what}").exists()}
-    record = output_dir / f"{stem}.{EXPERIMENT_RESULT_FILE}"
-    if record in files:
-        files[record] = EXPERIMENT_RESULT_FILE  # with the name of an experiment, it would be one
-    move_aside(files, output_dir / f"{stem}.{ATTEMPTS}")
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise EvsysError(f"output_dir {folder} cannot be used: {_obstacle(exc)}") from exc
-    return folder
-
-
-def _obstacle(exc: OSError) -> str:
-    """What is in the way of a folder."""
-    place = Path(exc.filename)
-    if place.is_symlink() and not place.exists():
-        return f"{place} is a link to {place.readlink()}, which is not there"
-    return f"{place} is a file" if place.is_file() else str(exc.strerror)
 
 
 def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[RunConfig]:
