@@ -199,7 +199,7 @@ class PrintProgress:
 
     def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
         total = self._totals.get(ctx.run_id)
-        if step % self.cfg.every == 0 or step == total:
+        if not ctx.retelling and (step % self.cfg.every == 0 or step == total):
             place = f"step {step}" if total is None else f"step {step}/{total}"
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             print(f"{ctx.run_id}  {place}  {numbers}", file=sys.stderr, flush=True)

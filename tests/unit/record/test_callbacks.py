@@ -199,3 +199,6 @@ def test_progress_is_a_line_on_stderr_every_so_many_steps(
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [f"r0  step {n}/5  loss 0.3333  lr 1e-05" for n in (2, 4, 5)]
     assert captured.out == ""
+    ctx.retelling = True
+    callback.on_step(ctx, 2, {"loss": 1.0})
+    assert capsys.readouterr().err == "", "what an earlier attempt printed is not printed again"
