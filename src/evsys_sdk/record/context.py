@@ -198,7 +198,7 @@ def _questions_of(entry: Entry, *, repeats: bool) -> Iterator[str]:
     if undecided and not repeats:
         each = "; ".join(f"{_arm_label(arm)}{f' needs {arm.needs}' if arm.needs else ''}" for arm in undecided[:3])
         yield f"{entry.name}: undecided against the baseline: {each}"
-    if digest.outcome == "inconclusive":
+    if (digest.outcome or "").startswith("inconclusive"):
         yield f"{entry.name}: inconclusive{_asks(digest)}"
     # What a search left behind is an answer, and no question.
     unscored = [arm for arm in digest.arms if not arm.scores and digest.metric and set(arm.statuses) != {"pruned"}]

@@ -85,7 +85,7 @@ class Digest:
     tags: list[str] = field(default_factory=list)
     hypothesis: str = ""
     outcome: str | None = None
-    """Of a typed hypothesis: supported, refuted, inconclusive."""
+    """Of a typed hypothesis: supported, refuted, inconclusive; `in hindsight` where the results were there before."""
     metric: str | None = None
     mode: str = "max"
     measured: list[str] = field(default_factory=list)
@@ -176,7 +176,7 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
         common=common,
         tags=[str(tag) for tag in record.get("tags") or metadata.get("tags") or []],
         hypothesis=hypothesis_text(record.get("hypothesis") or metadata.get("hypothesis")),
-        outcome=_mapping(record.get("hypothesis_result")).get("outcome"),
+        outcome=_outcome(_mapping(record.get("hypothesis_result"))),
         metric=metric,
         mode=success.get("mode") or "max",
         measured=sorted({key for found in keys for key in found}),
@@ -288,6 +288,12 @@ def _arms(
             )
         )
     return arms
+
+
+def _outcome(judged: Mapping[str, Any]) -> str | None:
+    """What became of the hypothesis; one that was written when the results were there predicted nothing."""
+    outcome = judged.get("outcome")
+    return f"{outcome} in hindsight" if outcome and judged.get("known_before") else outcome
 
 
 def _needs(comparison: Any) -> str | None:

@@ -435,6 +435,12 @@ def _counting(data: dict[str, Any]) -> Any:
     return Entry(digest=digest, record=Path("x"), state=digest.status, when=float(data["ts"][8:10]))
 
 
+@pytest.mark.parametrize(("known", "told"), [(False, "supported"), (True, "supported in hindsight")])
+def test_a_hypothesis_that_was_written_afterwards_is_not_told_as_a_prediction(known, told):
+    judged = {"outcome": "supported", "known_before": known}
+    assert digest_of({**record("x", arm("a", 0.5)), "hypothesis_result": judged}).outcome == told
+
+
 def outcomes(*records: dict[str, Any]) -> dict[str, str]:
     [track] = tracks_of([_counting(data) for data in records])
     return {rung.entry.name: rung.outcome for rung in (*track.rungs, *track.undecided, *track.dead_ends)}
