@@ -7,12 +7,13 @@ called best only for having the highest mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
 
 from evsys_sdk.constants import UNTRAINED
-from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.errors import FOREIGN, EvsysError, not_known
 from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, table_of
 from evsys_sdk.eval.estimate import Estimate
 from evsys_sdk.eval.paired import arm_interval, arm_mean
@@ -22,12 +23,28 @@ from evsys_sdk.eval.seed_spread import chance_of, seed_spread
 from evsys_sdk.eval.selection import holm
 from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Mode, Verdict, Word
 from evsys_sdk.eval.winner import is_narrow, ranking, winner_of
+from evsys_sdk.logs import get_logger
 from evsys_sdk.numbers import shown
 
 ALPHA = 0.05
 MOST_NAMED = 3
 BY_CHANCE = 0.01
 """Seeds that would differ as much less often than this are pointed out."""
+
+
+@contextmanager
+def catch_statistics_errors() -> Iterator[None]:
+    """Turn whatever goes wrong between scores and verdict into an EvsysError that says so: it never costs a record."""
+    try:
+        yield
+    except EvsysError:
+        raise
+    except FOREIGN as exc:
+        what = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+        get_logger(__name__).debug("the arms could not be judged", exc_info=True)
+        raise EvsysError(
+            f"could not be judged: {what} (an error in evsys: the scores are whole, please report it)"
+        ) from exc
 
 
 def judge_arms(
@@ -52,30 +69,32 @@ def judge_arms(
     if mode not in get_args(Mode):
         raise EvsysError(f"mode: {not_known(mode, 'mode', get_args(Mode))}")
     baseline = _checked(arms, baseline_arm, searched=searched)
-    tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
-    start = fixed_table(UNTRAINED, untrained) if untrained else None
-    others = {UNTRAINED: start, **tables} if start and start.tasks else tables
-    compared = tables.get(baseline) if baseline else None
-    rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
-    to_baseline = _family(tables, compared, rules)
-    to_untrained = _family(tables, start if start and start.tasks else None, rules)
-    verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
-    ranked = ranking(tables, compared, rules)
-    best, why = _best(verdicts, ranked, baseline)
-    asked = [pair for pair in dict.fromkeys(also) if pair[0] in tables and pair[1] in others and pair[0] != pair[1]]
-    return Verdict(
-        metric=metric,
-        mode=mode,
-        baseline_arm=baseline,
-        alpha=alpha,
-        margin=rules.margin if tables else None,
-        arms=verdicts,
-        best_arm=best,
-        why_no_best=why,
-        winner=winner_of(verdicts, tables, ranked, rules, best),
-        others=[_family({arm: tables[arm]}, others[vs], rules)[arm] for arm, vs in asked],
-        notes=_notes(verdicts, tables, baseline),
-    )
+    with catch_statistics_errors():
+        tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
+        start = fixed_table(UNTRAINED, untrained) if untrained else None
+        start = start if start and start.tasks else None
+        others = {UNTRAINED: start, **tables} if start else tables
+        compared = tables.get(baseline) if baseline else None
+        rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
+        to_baseline = _family(tables, compared, rules)
+        to_untrained = _family(tables, start, rules)
+        verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
+        ranked = ranking(tables, compared, rules)
+        best, why = _best(verdicts, ranked, baseline)
+        asked = [pair for pair in dict.fromkeys(also) if pair[0] in tables and pair[1] in others and pair[0] != pair[1]]
+        return Verdict(
+            metric=metric,
+            mode=mode,
+            baseline_arm=baseline,
+            alpha=alpha,
+            margin=rules.margin if tables else None,
+            arms=verdicts,
+            best_arm=best,
+            why_no_best=why,
+            winner=winner_of(verdicts, tables, ranked, rules, best),
+            others=[_family({arm: tables[arm]}, others[vs], rules)[arm] for arm, vs in asked],
+            notes=_notes(verdicts, tables, baseline),
+        )
 
 
 def _checked(arms: Sequence[ArmScores], baseline_arm: str | None, *, searched: bool) -> str | None:
