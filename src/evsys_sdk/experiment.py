@@ -172,7 +172,7 @@ class Experiment:
         metadata, search = self.config.metadata, self.config.search
         # A grid is a matrix written otherwise; of trials that were drawn, none is the baseline by coming first.
         drawn = search is not None and search.kind != "grid"
-        findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn)
+        findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn, name=self.config.name)
         conclusion = conclude(
             arms,
             hypothesis=str(metadata.hypothesis),
