@@ -175,7 +175,7 @@ class Experiment:
         drawn = search is not None and search.kind != "grid"
         try:
             with catch_statistics_errors():
-                findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn)
+                findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn, name=self.config.name)
                 conclusion = conclude(
                     arms,
                     hypothesis=str(metadata.hypothesis),

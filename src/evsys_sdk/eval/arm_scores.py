@@ -34,6 +34,11 @@ class ArmScores:
     """Seeds without a score, each with its reason."""
     why_unscored: str | None = None
     """Set when the arm as a whole may not be ranked, whatever values it has."""
+    n_rollouts: int = 0
+    """Behind the values of all seeds; 0 where that is not known."""
+    n_errors: int = 0
+    """Of these, those that errored and count as failures."""
+    first_error: str | None = None
 
     @property
     def why_unranked(self) -> str | None:

@@ -200,7 +200,7 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
 def _advised(verdict: Verdict) -> Verdict:
     """Where the baseline has no score, the advice is this command's and not a config's."""
     first, *others = verdict.arms
-    if first.mean is not None or all(arm.mean is None for arm in others):
+    if verdict.best_arm is not None or first.mean is not None or all(arm.mean is None for arm in others):
         return verdict
     return replace(verdict, why_no_best=f"{first.arm} has no score to compare with; name another one first")
 

@@ -18,18 +18,19 @@ from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_ju
 from evsys_sdk.eval.judging import catch_statistics_errors, judge_arms
 from evsys_sdk.eval.verdict import Mode, Verdict
 from evsys_sdk.eval.verdict_text import verdict_lines
-from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
 from evsys_sdk.record.conclusion import Findings, score_keys
-from evsys_sdk.running.task_values import is_share_of_tasks, task_values
+from evsys_sdk.running.task_values import error_counts, is_share_of_tasks, task_values
 
 Arms = Mapping[str, Sequence[RunResult]]
 
 
-def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) -> Findings:
+def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False, name: str = "NAME") -> Findings:
     """What the scores allow us to say; without a success metric, or scores by task, why they allow nothing.
 
-    `searched`: the arms are trials of a search, which has no baseline unless one is named.
+    `searched`: the arms are trials of a search, which has no baseline unless one is named. `name`: of the experiment,
+    for the command that judges it again.
     """
     success = metadata.success_metric
     if success is None:
@@ -41,11 +42,20 @@ def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) 
         if isinstance(hypothesis, Hypothesis):
             judged = _hypothesis(hypothesis, arms, metadata, searched, verdict)
         with catch_statistics_errors():
-            return _findings(verdict, judged, metadata, only_test=all(key.startswith("test/") for key in keys))
+            found = _findings(verdict, judged, metadata, only_test=all(key.startswith("test/") for key in keys))
+            return replace(found, lines=[*found.lines, *_another_baseline(verdict, name)])
     except Cancelled:
         raise
     except EvsysError as exc:
         return _no_verdict(str(exc), arms, metadata, searched)
+
+
+def _another_baseline(verdict: Verdict, name: str) -> list[str]:
+    """How to judge against another arm, where the baseline has no score and others have one."""
+    if not verdict.pairs or verdict.winner is None:
+        return []
+    arm = verdict.pairs[-1].vs
+    return [f"To judge against another arm without training again: evsys judge {name} --baseline-arm {arm}"]
 
 
 def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool) -> tuple[Verdict, list[str]]:
@@ -136,15 +146,23 @@ def _predicted(metadata: Metadata, baseline: str | None) -> list[tuple[str, str]
 def _arm_scores(arm: str, results: Sequence[RunResult], keys: Sequence[str]) -> ArmScores:
     seeds: dict[int, Values] = {}
     failed: dict[int, str] = {}
+    rollouts: list[Rollout] = []
     for number, result in enumerate(results):
         seed = int(result.extras.get("seed", number))
         try:
             if result.status != "completed":
                 raise EvsysError(result.error or result.status)
             seeds[seed] = _values(_trained(result), keys, result.metrics)
+            rollouts += _rollouts(_trained(result), keys)
         except EvsysError as exc:
             failed[seed] = str(exc)
-    return ArmScores(arm=arm, seeds=seeds, failed=failed)
+    return ArmScores(arm=arm, seeds=seeds, failed=failed, **error_counts(rollouts))
+
+
+def _rollouts(evals: Sequence[EvalResult], keys: Sequence[str]) -> list[Rollout]:
+    """Those behind the scores that `keys` mean; of a benchmark that was scored several times, of the last time."""
+    last = {(one.split, one.name): one for one in evals if any(_key(one, score) in keys for score in one.scores)}
+    return [rollout for one in last.values() for rollout in one.rollouts]
 
 
 def _trained(result: RunResult) -> list[EvalResult]:

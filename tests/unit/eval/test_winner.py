@@ -36,7 +36,7 @@ def test_the_best_arm_answers_for_its_own_score_where_another_stands_above_it():
     assert found.best_arm == found.winner.arm == "steady" and found.winner.above == ["wild"]
     assert found.winner.expected == pytest.approx(steady.mean())
     text = "\n".join(verdict_lines(found))
-    assert "Top of" not in text and "with a higher one, but not proven better: wild" in text
+    assert "highest" not in text and "; wild scored higher, but not significantly better than the baseline." in text
 
 
 def test_where_two_arms_are_proven_better_the_pick_was_between_those():

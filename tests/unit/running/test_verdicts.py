@@ -102,7 +102,9 @@ def test_the_trials_of_a_search_have_no_baseline():
     found = judge_experiment(arms, Metadata(success_metric=success, hypothesis=prediction), searched=True)
     assert found.best_arm == "t1" and found.data["verdict"]["baseline_arm"] is None
     assert found.data["hypothesis_result"]["vs"] == "untrained" and found.lines[0].startswith("The hypothesis is supp")
-    assert found.lines[1].startswith("Top of 2 arms: t1 with 0.750") and "baseline" not in " ".join(found.lines)
+    assert found.lines[1].startswith("t1 scored 0.750, the highest of 2 arms; ") and "baseline" not in " ".join(
+        found.lines
+    )
 
 
 def test_one_number_for_one_metric_where_benchmarks_differ_in_size():
@@ -197,7 +199,7 @@ def test_dollars_between_nothing_and_one_are_judged_as_dollars():
     cheap, dear = [1e-6, 2e-6, 3e-6] * 10, [5e-6, 4e-6, 3e-6] * 10
     found = _judged({"dear": [run(dear)], "cheap": [run(cheap)]}, "val.cost_per_task", "min")
     assert found.best_arm == "cheap" and found.data["verdict"]["arms"][1]["high"] < 4e-6
-    assert "-2e-06 [" in found.lines[0]
+    assert "cheap, 2e-06 below dear (95 % CI 1.4e-06 to 2.6e-06; p < 0.001" in found.lines[0]
 
 
 def _fail(*_args, **_kwargs):
