@@ -227,3 +227,31 @@ def test_a_hypothesis_written_before_the_results_is_a_prediction_also_when_it_is
         judged = result.conclusion.findings.data["hypothesis_result"]
         assert not judged["known_before"] and judged["brier"] == pytest.approx(0.01)
         assert "before this was written" not in result.conclusion.text
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "evsys_sdk.running.verdicts.judge_arms",
+        "evsys_sdk.experiment.conclude",
+        "evsys_sdk.eval.judging.more_tasks",
+        "evsys_sdk.record.figures.forest",
+        "evsys_sdk.record.experiment_page._arm_table",
+    ],
+)
+def test_an_error_of_the_statistics_never_costs_the_record(sweep, monkeypatch, place):
+    def fail(*_args, **_kwargs):
+        raise ZeroDivisionError("float division by zero")
+
+    claim = {"claim": "all is better", "prediction": {"arm": "all"}}
+    path = sweep(_arm("half", "half"), _arm("again", "half"), _arm("all", "all"), hypothesis=claim)
+    monkeypatch.setattr(place, fail)
+    result = Experiment.from_yaml(path).run(RunOptions())
+    record = json.loads((result.output_dir / "sweep.experiment_result.json").read_text())
+    assert result.completed and [run["status"] for run in record["runs"]] == ["completed"] * 9
+    assert all(run["metrics"]["val/words/pass@1"] >= 0.5 for run in record["runs"])
+    if not place.startswith("evsys_sdk.record"):
+        assert "could not be judged: ZeroDivisionError: float division by zero" in record["conclusion"]
+        assert "could not be judged" in (result.output_dir / "sweep.experiment.md").read_text()
+    if place.startswith("evsys_sdk.experiment"):
+        assert [arm["statuses"] for arm in record["arms"]] == [["completed"] * 3] * 3

@@ -7,13 +7,14 @@ called best only for having the highest mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from typing import get_args
 
 from evsys_sdk.constants import UNTRAINED
-from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.errors import FOREIGN, EvsysError, not_known
 from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, table_of
 from evsys_sdk.eval.estimate import Estimate
 from evsys_sdk.eval.paired import arm_interval, arm_mean
@@ -23,6 +24,7 @@ from evsys_sdk.eval.seed_spread import chance_of, seed_spread
 from evsys_sdk.eval.selection import holm
 from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Mode, Verdict, Word
 from evsys_sdk.eval.winner import is_narrow, ranking, winner_of
+from evsys_sdk.logs import get_logger
 from evsys_sdk.numbers import shown
 
 ALPHA = 0.05
@@ -37,6 +39,22 @@ BY_CHANCE = 0.01
 """Seeds that would differ as much less often than this are pointed out."""
 
 
+@contextmanager
+def catch_statistics_errors() -> Iterator[None]:
+    """Turn whatever goes wrong between scores and verdict into an EvsysError that says so: it never costs a record."""
+    try:
+        yield
+    except EvsysError:
+        raise
+    except FOREIGN as exc:
+        what = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+        get_logger(__name__).debug("the arms could not be judged", exc_info=True)
+        raise EvsysError(
+            f"could not be judged: {what} (an error in evsys: the scores are whole, please report it)"
+        ) from exc
+
+
+@catch_statistics_errors()
 def judge_arms(
     arms: Sequence[ArmScores],
     *,
@@ -61,11 +79,12 @@ def judge_arms(
     baseline = _checked(arms, baseline_arm, searched=searched)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
     start = fixed_table(UNTRAINED, untrained) if untrained else None
-    others = {UNTRAINED: start, **tables} if start and start.tasks else tables
+    start = start if start and start.tasks else None
+    others = {UNTRAINED: start, **tables} if start else tables
     compared = tables.get(baseline) if baseline else None
     rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
     to_baseline = _family(tables, compared, rules)
-    to_untrained = _family(tables, start if start and start.tasks else None, rules)
+    to_untrained = _family(tables, start, rules)
     verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
     ranked = ranking(tables, compared, rules)
     pairs = _pairs(tables, ranked, rules) if baseline and compared is None else []

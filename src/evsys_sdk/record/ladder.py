@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import median, variance
 from typing import Any, Literal
 
 from evsys_sdk.record.digest import ArmDigest, Digest, Settings
@@ -26,6 +26,8 @@ STUDENT = (
 MANY = 1.98
 MOCK = "mock"
 """The backend whose scores say nothing about real models."""
+WILD = 10.0
+"""How many times the usual variance over seeds an arm may have and still count in full for the noise of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Noise:
     degrees: int = 0
     half_width: float | None = None
     """Median of the scores' 95 % half-widths over tasks."""
+    largest: float = math.inf
+    """The largest difference there can be: 1 where all scores and their intervals lie between 0 and 1."""
 
     def floor(self, seeds: int = 1, other_seeds: int = 1) -> float | None:
         """Two arms with so many seeds that differ by less are not told apart; None where nothing is known of noise.
@@ -46,8 +50,8 @@ class Noise:
         """
         if self.seed_sd:
             quantile = STUDENT[self.degrees - 1] if self.degrees <= len(STUDENT) else MANY
-            return quantile * self.seed_sd * math.sqrt(1 / seeds + 1 / other_seeds)
-        return math.sqrt(2) * self.half_width if self.half_width else None
+            return min(quantile * self.seed_sd * math.sqrt(1 / seeds + 1 / other_seeds), self.largest)
+        return min(math.sqrt(2) * self.half_width, self.largest) if self.half_width else None
 
 
 Outcome = Literal["first", "kept", "within noise", "no gain", "worse"]
@@ -272,12 +276,18 @@ def noise_of(entries: Sequence[Entry]) -> Noise:
     arms = [arm for entry in entries for arm in entry.digest.arms if arm.scores]
     repeated = [arm.scores for arm in arms if len(arm.scores) > 1]
     degrees = sum(len(scores) - 1 for scores in repeated)
-    squares = sum((score - fmean(scores)) ** 2 for scores in repeated for score in scores)
+    spreads = [variance(scores) for scores in repeated]
+    # One arm whose seeds lie far apart must not hide every other arm's gain: as in a verdict, it counts at most with
+    # WILD times the usual spread.
+    most = WILD * median(spreads) if spreads and median(spreads) > 0 else math.inf
+    pooled = sum(min(spread, most) * (len(scores) - 1) for spread, scores in zip(spreads, repeated, strict=True))
     widths = [arm.half_width for arm in arms if arm.half_width is not None]
+    seen = [value for arm in arms for value in (*arm.scores, arm.low, arm.high) if value is not None]
     return Noise(
-        seed_sd=math.sqrt(squares / degrees) if degrees else None,
+        seed_sd=math.sqrt(pooled / degrees) if degrees else None,
         degrees=degrees,
         half_width=median(widths) if widths else None,
+        largest=1.0 if all(0.0 <= value <= 1.0 for value in seen) else math.inf,
     )
 
 

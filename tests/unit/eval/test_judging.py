@@ -395,3 +395,40 @@ def test_a_gain_of_fifteen_points_is_found_nearly_always():
         arms = [ArmScores(arm=f"a{i}", seeds={0: dict(zip(names, row, strict=True))}) for i, row in enumerate(values)]
         hits += judge_arms(arms, metric="pass@1").best_arm == "a1"
     assert hits >= 90
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_lone_seed_at_0_or_1_beside_arms_whose_seeds_differ_has_an_interval(value):
+    other = np.full((2, 20), value)
+    other[0, 0] = 1 - value
+    found = verdict_of(arm("lone", np.full((1, 20), value)), arm("several", other))
+    [lone, several] = found.arms
+    assert lone.mean == value and lone.low <= value <= lone.high and lone.high - lone.low > 0.05
+    assert several.verdict in ("undecided", "equivalent")
+
+
+def test_the_more_other_arms_seeds_scatter_the_less_is_known_of_a_lone_perfect_seed():
+    def width(scatter):
+        other = np.ones((2, 40))
+        other[0, :scatter] = 0.0
+        lone = verdict_of(arm("lone", np.ones((1, 40))), arm("several", other)).arms[0]
+        return lone.high - lone.low
+
+    widths = [width(scatter) for scatter in (1, 4, 12, 30)]
+    assert widths == sorted(widths) and widths[0] < 0.2 and widths[-1] > 0.5
+
+
+def test_values_too_large_to_square_count_as_missing():
+    huge = np.ones((1, 10))
+    huge[0, 3] = 1e200
+    found = verdict_of(arm("base", np.zeros((1, 10))), arm("huge", huge), share=False)
+    assert found.arms[1].n_tasks == 9 and found.arms[1].dropped_tasks == 1 and found.arms[1].mean == 1.0
+
+
+def test_an_error_of_the_statistics_is_told_as_a_reason(monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr("evsys_sdk.eval.judging.winner_of", fail)
+    with pytest.raises(EvsysError, match="could not be judged: ZeroDivisionError: float division by zero"):
+        verdict_of(arm("a", np.ones((1, 4))), arm("b", np.zeros((1, 4))))

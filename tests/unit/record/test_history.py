@@ -447,6 +447,23 @@ def outcomes(*records: dict[str, Any]) -> dict[str, str]:
     return {rung.entry.name: rung.outcome for rung in (*track.rungs, *track.undecided, *track.dead_ends)}
 
 
+def test_one_arm_whose_seeds_lie_far_apart_does_not_hide_every_gain():
+    wild = record("wild", arm("base", 0.667, 0.683), arm("good", 0.9, 0.917), arm("wild", 0.167, 0.95), best="good")
+    noise = tracks_of([_counting(wild)])[0].noise
+    assert noise.floor(2, 2) < 0.1, "it was 1.0"
+
+
+@pytest.mark.parametrize("scores", [(0.167, 0.95), (0.0, 1.0), (0.0, 1.0, 0.0)])
+def test_the_noise_floor_of_a_share_is_at_most_1(scores):
+    noise = tracks_of([_counting(record("x", arm("a", *scores)))])[0].noise
+    assert 0.9 < noise.floor() <= 1.0, "it was 7 on a metric from 0 to 1"
+
+
+def test_the_noise_floor_of_an_open_scale_has_no_limit():
+    noise = tracks_of([_counting(record("x", arm("a", 10.0, 30.0)))])[0].noise
+    assert noise.floor() > 100
+
+
 def test_a_rung_is_kept_when_it_beats_the_last_by_more_than_noise():
     # Tasks' half-width 0.1: the floor is 0.141.
     found = outcomes(
