@@ -366,8 +366,9 @@ def _interval(
 def _bounds(run: Mapping[str, Any], key: str) -> Bounds | None:
     """The interval over tasks of the last such score."""
     score = _last_score(run, key)
-    low, high = score.get("low"), score.get("high")
-    return (float(low), float(high)) if _is_number(low) and _is_number(high) else None
+    if not (_is_number(score.get("low")) and _is_number(score.get("high"))):
+        return None
+    return float(score["low"]), float(score["high"])
 
 
 def _last_score(run: Mapping[str, Any], key: str) -> Mapping[str, Any]:
