@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-MANY_ERRORS = 0.1
-"""Share of errored rollouts from which a warning stands before the verdict. Chosen: an arm of 0.9 with a tenth of its
-rollouts lost scores about 0.81, a difference that sweeps of this size are run to find."""
+from evsys_sdk.constants import MANY_ERRORS
 
 Word = Literal["better", "worse", "equivalent", "undecided"]
 Mode = Literal["max", "min"]

@@ -6,11 +6,9 @@ result, then a line per arm, then notes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from evsys_sdk.eval.judging import ONLY_TASKS, one_seed_note
 from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Verdict, Winner
-from evsys_sdk.numbers import shown, span
+from evsys_sdk.numbers import amount, count, plan_text, shown, span
 
 NOTHING_SOLVED = "Check the answers, the verifier and max_tokens."
 ALL_SOLVED = "Use harder tasks to see a difference."
@@ -136,8 +134,8 @@ def _arm_line(arm: ArmVerdict, verdict: Verdict) -> str:
     if arm.why_unranked:
         return f"{arm.arm}: not ranked ({arm.why_unranked})"
     of_all = f"{arm.n_seeds} of {arm.n_launched} seeds"
-    counts = of_all if arm.failed_seeds else _count(arm.n_seeds, "seed")
-    counts = f"{_count(arm.n_tasks, 'task')}, {counts}" if arm.n_tasks > 1 or arm.low is None else counts
+    counts = of_all if arm.failed_seeds else count(arm.n_seeds, "seed")
+    counts = f"{count(arm.n_tasks, 'task')}, {counts}" if arm.n_tasks > 1 or arm.low is None else counts
     score = f"{shown(arm.mean or 0.0)}{span(arm.low, arm.high)}, {counts}"
     if arm.has_many_errors:
         score = f"{_errors(arm)}; {score}"
@@ -164,27 +162,18 @@ def effect(found: Comparison, verdict: Verdict) -> str:
         return f"not compared with {found.vs}: {found.why}"
     sign = -1.0 if found.difference < 0 else 1.0
     where = "below" if found.difference < 0 else "above"
-    amount = f"{amount_text(found.difference * sign, share=verdict.share)}{' points' if verdict.share else ''}"
+    told = f"{amount(found.difference * sign, share=verdict.share)}{' points' if verdict.share else ''}"
     facts = []
     if found.low is not None and found.high is not None:
         ends = sorted([found.low * sign, found.high * sign])
-        low, high = (amount_text(end, share=verdict.share) for end in ends)
+        low, high = (amount(end, share=verdict.share) for end in ends)
         facts.append(f"{100 * (1 - verdict.alpha):g} % CI {low} to {high}")
     facts += [f"p {_p(found.p_holm)}, Holm-corrected"] if found.p_holm is not None else []
-    return f"{amount} {where} {found.vs}{f' ({"; ".join(facts)})' if facts else ''}"
-
-
-def amount_text(value: float, *, share: bool) -> str:
-    """A difference without its unit: `13.3` of a share, which is told in points; else in the metric's own size."""
-    return f"{100 * value + 0.0:.1f}".replace("-0.0", "0.0") if share else shown(value)
+    return f"{told} {where} {found.vs}{f' ({"; ".join(facts)})' if facts else ''}"
 
 
 def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _needs(found: Comparison) -> str:
@@ -195,12 +184,3 @@ def _needs(found: Comparison) -> str:
     if plan:
         return f"; {plan} would settle it"
     return f"; {found.why}" if found.why else ""
-
-
-def plan_text(tasks: int | None, seeds: int | None, both: Sequence[int] | None) -> str:
-    """`about 120 more tasks or 3 more seeds per arm`; empty where no number helps."""
-    ways = [_count(tasks, "more task")] if tasks is not None else []
-    ways += [f"{_count(seeds, 'more seed')} per arm"] if seeds is not None else []
-    if both is not None:
-        ways = [f"{_count(both[0], 'more task')} together with {_count(both[1], 'more seed')} per arm"]
-    return f"about {' or '.join(ways)}" if ways else ""
