@@ -10,11 +10,13 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from evsys_engine.server import bodies
+from evsys_engine.server import bodies, wire
+from evsys_engine.server.checkpoints import KINDS
 from evsys_engine.server.futures import Answer, json_answer
 from evsys_engine.server.http import HttpError, Request
 from evsys_engine.server.listings import Listings
 from evsys_engine.server.service import Service
+from evsys_engine.types import BadRequest
 
 PREFIX = "/api/v1/"
 
@@ -30,6 +32,22 @@ class Routes:
         self._patterns = _patterns(service)
 
     async def __call__(self, request: Request) -> Answer:
+        try:
+            if request.refused is not None:
+                raise request.refused
+            return await self._answer(request)
+        except (HttpError, BadRequest):
+            self._free_number(request)
+            raise
+
+    def _free_number(self, request: Request) -> None:
+        """A numbered call that is answered with an error must not hold up the calls behind it."""
+        is_protobuf = "x-protobuf" in request.headers.get("content-type", "")
+        call = wire.read_call_number(request.body) if is_protobuf else bodies.read_call_number(request.body)
+        if call is not None:
+            self._service.refuse_call(*call)
+
+    async def _answer(self, request: Request) -> Answer:
         if not request.path.startswith(PREFIX):
             raise HttpError(404, f"{request.path} is not a path of this server; all begin with {PREFIX}")
         path = request.path.removeprefix(PREFIX)
@@ -43,7 +61,7 @@ class Routes:
         for method, pattern, operation in self._patterns:
             if method == request.method and (match := pattern.fullmatch(path)):
                 return json_answer(await operation(request, **match.groupdict()))
-        raise HttpError(404, f"{request.method} {request.path} is not offered by this server")
+        raise _not_offered(request.method, path)
 
     async def _forward_backward(self, request: Request) -> Answer:
         if "x-protobuf" not in request.headers.get("content-type", ""):
@@ -96,6 +114,16 @@ def _patterns(service: Service) -> list[tuple[str, re.Pattern[str], Operation]]:
         ("PUT", f"{checkpoint}/ttl", listings.set_ttl),
     ]
     return [(method, re.compile(pattern), operation) for method, pattern, operation in table]
+
+
+def _not_offered(method: str, path: str) -> HttpError:
+    bare = re.fullmatch(r"training_runs/(?P<run>[^/]+)/checkpoints/(?P<name>[^/]+)(?P<rest>/ttl)?", path)
+    if bare and (method, bool(bare["rest"])) in (("DELETE", False), ("PUT", True)):
+        ids = " or ".join(f"{kind}/{bare['name']}" for kind in KINDS)
+        return HttpError(
+            400, f"checkpoint id {bare['name']!r} does not name its kind; use {ids}, as list_checkpoints does"
+        )
+    return HttpError(404, f"{method} {PREFIX}{path} is not offered by this server")
 
 
 async def _client_config(_: Any) -> dict[str, Any]:
