@@ -122,7 +122,7 @@ class SamplingParams(BaseModel):
     seed: int | None = None
     stop: str | list[str] | list[int] | None = None
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    top_k: int = -1
+    top_k: int = Field(default=-1, ge=-1)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 

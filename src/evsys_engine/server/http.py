@@ -65,8 +65,10 @@ class Door:
                 raise HttpError(401, "this server needs its key: tinker.ServiceClient(api_key=...)")
             return
         # Without a key the only guard is that nobody else reaches this machine's loopback. A web page in a browser on
-        # this machine does: it sends an Origin, or has made its own name point here and sends that as Host.
-        if "origin" in headers or not is_loopback(_host_of(headers.get("host", "localhost"))):
+        # this machine does: it sends an Origin, or has made its own name point here and sends that as Host. A picture
+        # or a form of such a page comes without an Origin, but the browser says where it is from.
+        foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if foreign or "origin" in headers or not is_loopback(_host_of(headers.get("host", "localhost"))):
             raise HttpError(403, "requests from web pages are refused; start the server with a key to allow them")
 
 
@@ -103,21 +105,27 @@ class App:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self._door.check(headers)
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        body, refused = await self._read(headers, receive)
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                body, refused = await self._read(headers, receive)
+        except TimeoutError:
+            raise HttpError(408, "the body did not arrive in time; send the request again") from None
         return await self._handler(Request(scope["method"], scope["path"], query, headers, body, refused))
 
     async def _read(self, headers: Mapping[str, str], receive: Receive) -> tuple[bytes, HttpError | None]:
         """The body; of one that is refused, its beginning and the reason."""
         if "content-encoding" in headers:
             return b"", HttpError(415, "compressed bodies are not read; client/config says so")
-        most = self._limits.body_bytes
+        protobuf = "x-protobuf" in headers.get("content-type", "")
+        most = self._limits.body_bytes if protobuf else min(self._limits.json_bytes, self._limits.body_bytes)
         too_large = HttpError(413, f"a body may have {most} bytes; send fewer or shorter sequences")
         length = headers.get("content-length", "0")
         announced = int(length) if length.isdecimal() else most + 1
         parts: list[bytes] = []
         size, more = 0, True
         while more:
-            event = await receive()
+            async with asyncio.timeout(self._limits.pause_seconds):
+                event = await receive()
             if event["type"] == "http.disconnect":
                 raise HttpError(400, "the connection ended within the body")
             parts.append(event.get("body", b""))

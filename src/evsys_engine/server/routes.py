@@ -20,6 +20,9 @@ from evsys_engine.types import BadRequest
 
 PREFIX = "/api/v1/"
 
+READ_AT_ONCE = 2**16
+"""Bytes of JSON; more are read on a thread, so that other callers are answered meanwhile."""
+
 Operation = Callable[..., Awaitable[dict[str, Any]]]
 
 
@@ -53,7 +56,9 @@ class Routes:
         path = request.path.removeprefix(PREFIX)
         if request.method == "POST" and path in self._posts:
             kind, operation = self._posts[path]
-            return json_answer(await operation(bodies.read_body(kind, request.body)))
+            if len(request.body) < READ_AT_ONCE:
+                return json_answer(await operation(bodies.read_body(kind, request.body)))
+            return json_answer(await operation(await self._service.in_worker(bodies.read_body, kind, request.body)))
         if (request.method, path) == ("POST", "forward_backward"):
             return await self._forward_backward(request)
         if (request.method, path) == ("POST", "retrieve_future"):

@@ -266,6 +266,26 @@ def test_a_body_that_is_too_large_is_refused_even_when_it_does_not_say_so(toy, t
         assert connection.getresponse().status == 413
 
 
+def test_a_long_json_body_is_refused_before_it_is_read(toy, tmp_path):
+    with background_server(toy, tmp_path, limits=Limits(json_bytes=1000)) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(toy.info.name)
+        assert plain("create_session", b"x" * 1001)[0] == 413
+        request = batch(model, 1) + b"\0" * 1001  # protobuf has a limit of its own
+        assert "not a ForwardBackwardRequest" in plain("forward_backward", request, **PROTOBUF)[1]["detail"]
+
+
+@pytest.mark.parametrize("params", [{"top_k": -2}, {"temperature": -1}, {"top_p": 0}, {"max_tokens": 0}])
+def test_settings_that_make_no_sense_are_refused_at_once(plain, toy, params):
+    session, _ = plain.open_model(toy.info.name)
+    ask = {"session_id": session, "sampling_session_seq_id": 0, "base_model": toy.info.name}
+    sampler = plain("create_sampling_session", ask)[1]["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [2]}]}
+    sample = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt, "sampling_params": params}
+    status, answer = plain("asample", sample)
+    assert status == 400 and next(iter(params)) in answer["detail"]
+
+
 def test_with_a_key_nothing_works_without_it(toy, tmp_path, connect):
     tinker = pytest.importorskip("tinker")
     with background_server(toy, tmp_path, Address(key="tml-secret")) as server:
@@ -294,6 +314,44 @@ def test_web_pages_cannot_reach_a_server_without_a_key(plain):
     assert plain("healthz", Origin="https://example.org")[0] == 403
     assert plain("healthz", Host="rebound.example.org")[0] == 403
     assert plain("healthz", Host="localhost:1")[0] == 200
+    for site, status in {"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200}.items():
+        assert plain("healthz", **{"Sec-Fetch-Site": site})[0] == status
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /api/v1/create_session HT", b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\n"],
+)
+def test_a_request_whose_head_does_not_arrive_is_given_up(toy, tmp_path, sent):
+    with background_server(toy, tmp_path, limits=Limits(head_seconds=0.3)) as server:
+        assert first_line(server, sent).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("limits", [Limits(pause_seconds=0.3), Limits(body_seconds=0.3)])
+def test_a_request_whose_body_does_not_arrive_is_given_up(toy, tmp_path, limits):
+    head = b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    with background_server(toy, tmp_path, limits=limits) as server:
+        assert first_line(server, head).startswith(b"HTTP/1.1 408")
+
+
+def test_the_head_of_the_second_request_on_a_connection_has_its_time_too(toy, tmp_path):
+    whole = b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with background_server(toy, tmp_path, limits=Limits(head_seconds=3)) as server:
+        with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=30) as connection:
+            connection.sendall(whole)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(3.5)  # between two requests there is more time
+            connection.sendall(whole[:10])
+            assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def first_line(server, sent):
+    with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=30) as connection:
+        connection.sendall(sent)
+        return connection.recv(1000).partition(b"\r\n")[0]
 
 
 def test_a_result_that_is_not_there_yet_is_asked_for_again(toy_folder, tmp_path):
