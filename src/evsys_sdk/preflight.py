@@ -236,6 +236,9 @@ def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem
         yield Problem(path="algorithm.params.best_by", message=message, value=name)
 
 
+FILE_KINDS = ("jsonl", "json", "csv", "parquet")
+
+
 def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[Problem]:
     from evsys_sdk.data.sources import find_path
     from evsys_sdk.data.workspace import Workspace
@@ -245,12 +248,14 @@ def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[
     try:
         if ref is not None:
             Workspace.find(source_of(config).folder).get(ref, "dataset")
-        elif data.source_kind in ("jsonl", "json") and not check_block(
+        elif data.source_kind in FILE_KINDS and not check_block(
             _block("data_store", registry.data_stores, config.data_store)
         ):
             with blame(DataError, f"data store {config.data_store.kind!r}"):
                 store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
                 find_path(str(data.path), store=store, folders=folders)
+            if data.source_kind == "parquet" and find_spec("pyarrow") is None:
+                raise DataError("a Parquet file needs pyarrow: pip install 'evsys-sdk[parquet]'")
         elif data.source_kind == "hf_dataset" and find_spec("datasets") is None:
             raise DataError("an hf_dataset needs datasets: pip install 'evsys-sdk[local]'")
     except EvsysError as exc:
@@ -358,10 +363,10 @@ def _overridden_seed(run: RunConfig, config: ExperimentConfig) -> Iterator[tuple
 
 
 def _ignored_in_data(data: DataConfig) -> Iterator[tuple[str, str]]:
-    uses = {"jsonl": {"path"}, "json": {"path"}, "in_memory": {"rows"}, "hf_dataset": {"hf_dataset", "hf_split"}}
+    uses = {"in_memory": {"rows"}, "hf_dataset": {"hf_dataset", "hf_split"}}
     sources = {"source_kind", "path", "rows", "hf_dataset", "hf_split"}
     ref = "dataset_id" if data.dataset_id else "dataset_name" if data.dataset_name else None
-    used = set() if ref else uses[data.source_kind] | {"source_kind"}
+    used = set() if ref else uses.get(data.source_kind, {"path"}) | {"source_kind"}
     why = f"{ref} is set" if ref else f"source_kind is {data.source_kind}"
     for key in sorted((sources - used) & data.model_fields_set):
         yield key, why
