@@ -26,7 +26,8 @@ from evsys_engine.fair_lock import FairLock
 from evsys_engine.head import Head, Pull, Workspace
 from evsys_engine.losses import get_loss, settings_of
 from evsys_engine.optimizer import AdamW, Gradients, check_settings
-from evsys_engine.state import copied, read_snapshot, restore, save_snapshot, shapes_of, take_snapshot
+from evsys_engine.starting import read_start
+from evsys_engine.state import Snapshot, copied, restore, save_snapshot, shapes_of, take_snapshot
 from evsys_engine.types import (
     AdamSettings,
     Array,
@@ -117,12 +118,18 @@ class TrainingAdapter:
         save_snapshot(folder, snapshot, self.settings, self._shared.info)
 
     def load_state(self, folder: Path, *, optimizer: bool = True) -> None:
-        """Waiting gradients belong to the old weights and are dropped."""
-        snapshot = read_snapshot(Path(folder), self.settings, self._shared.info, self._shapes)
+        """Waiting gradients belong to the old weights and are dropped. A PEFT adapter's folder holds no optimiser; a
+        fresh one is used then."""
+        snapshot = self.read_state(Path(folder))
         with self._turn() as weights:
             restore(snapshot, weights.parameters, self._optimizer, with_moments=optimizer)
             self._gradients = Gradients()
             weights.refresh()
+
+    def read_state(self, folder: Path) -> Snapshot:
+        """The training state, or PEFT adapter, in `folder`, which must fit this adapter's settings."""
+        shared = self._shared
+        return read_start(folder, self.settings, shared.model, shared.info, self._shapes)
 
     def save_weights(self, folder: Path) -> None:
         with self._turn() as weights:

@@ -179,10 +179,29 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
     recipe = run.algorithm.params
     place = "algorithm.params.agent_import_path"
     yield from _check_agent(recipe.get("agent_import_path"), recipe.get("agent_params"), place)
-    start = run.model.load_checkpoint_path
-    if start is not None and "://" not in start and not Path(start).exists():
-        yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
+    yield from _check_start(run)
     yield from early_problems(run, config)
+
+
+def _check_start(run: RunConfig) -> Iterator[Problem]:
+    """Saved weights that are not there, or that the backend is known not to be able to start from."""
+    start, place = run.model.load_checkpoint_path, "model.load_checkpoint_path"
+    if start is None or "://" in start:
+        return
+    if not Path(start).exists():
+        yield Problem(path=place, value=start, message="there is no such file or folder")
+        return
+    block = _block("backend", registry.backends, run.backend)
+    if check_block(block):
+        return
+    backend, rank = registry.backends.get(block.kind), run.algorithm.params.get("lora_rank")
+    problem = None
+    if hasattr(backend, "checkpoint_problem"):
+        problem = backend(**block.params).checkpoint_problem(start, rank if isinstance(rank, int) else None)
+    elif (Path(start) / "adapter_config.json").exists():
+        problem = f"this is a PEFT adapter, which the backend {block.kind!r} does not train further; use local"
+    if problem:
+        yield Problem(path=place, value=start, message=problem)
 
 
 def _check_recipe(run: RunConfig) -> Iterator[Problem]:
