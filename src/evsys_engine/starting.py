@@ -34,7 +34,7 @@ def saved_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
 
 
 def read_start(
-    folder: Path, settings: LoraSettings, model: Any, info: ModelInfo, shapes: dict[str, torch.Size]
+    folder: Path, settings: LoraSettings, info: ModelInfo, shapes: dict[str, torch.Size], *, model: Any
 ) -> Snapshot:
     """The weights in `folder`, which must fit these settings; a PEFT adapter comes without an optimiser."""
     if not is_peft_folder(folder):

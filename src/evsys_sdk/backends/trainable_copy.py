@@ -47,7 +47,7 @@ class TrainableCopy:
         torch = need("torch", extra="local")
         own = self._tensors()
         with blame(BackendError, f"loading state {path}"):
-            saved = read_start(Path(path), self.settings, self.engine.model, self.engine.info, shapes_of(own))
+            saved = read_start(Path(path), self.settings, self.engine.info, shapes_of(own), model=self.engine.model)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved.weights[name])
