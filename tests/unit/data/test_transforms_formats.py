@@ -75,7 +75,7 @@ def test_a_sharegpt_row_that_cannot_be_read_is_named_with_its_place(row: dict[st
 
 def test_alpaca_rows_ask_with_their_input_and_after_their_history() -> None:
     row = {
-        "instruction": "Translate.",
+        "instruction": "Do.",
         "input": "Hund",
         "output": "dog",
         "history": [["a", "b"]],
