@@ -52,7 +52,7 @@ from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
 from evsys_sdk.running.search_text import search_lines
 from evsys_sdk.running.time_spent import last_written, launched_at, seconds_before
-from evsys_sdk.running.verdicts import judge_experiment
+from evsys_sdk.running.verdicts import judge_experiment, not_pruned
 from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
@@ -175,7 +175,7 @@ class Experiment:
         drawn = search is not None and search.kind != "grid"
         try:
             with catch_statistics_errors():
-                findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn, name=self.config.name)
+                findings = judge_experiment(not_pruned(arms), metadata, searched=drawn, name=self.config.name)
                 conclusion = conclude(
                     arms,
                     hypothesis=str(metadata.hypothesis),
@@ -305,11 +305,6 @@ class Experiment:
         if self.config.search is not None:
             settings = settled(settings, [plain(run) for run in self.trials])
         write_files(self.config, result, about, settings)
-
-
-def _not_pruned(arms: dict[str, list[RunResult]]) -> dict[str, list[RunResult]]:
-    """The arms that a search did not leave behind: only they have come to something that can be compared."""
-    return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
 
 
 def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[RunConfig]:

@@ -222,7 +222,10 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
 
 
 def result_id(record: Mapping[str, Any]) -> str:
-    decisive = json.dumps([record.get(key) for key in DECIDING], sort_keys=True, default=str)
+    # Judged again against another arm, it is the same result: what people noted about it still holds.
+    first = _mapping(_mapping(record.get("judged_again")).get("first"))
+    told = {**record, "best_arm": first["best_arm"]} if "best_arm" in first else record
+    decisive = json.dumps([told.get(key) for key in DECIDING], sort_keys=True, default=str)
     return hashlib.sha256(decisive.encode()).hexdigest()[:16]
 
 

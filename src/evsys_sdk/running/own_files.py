@@ -92,4 +92,4 @@ def write_files(
         say = f"the experiment's record could not be written to {path}: {exc.strerror}"
         raise RecordLost(f"{say}; the same command goes on from what there is") from exc
     register_end(config, path, summary)
-    write_page(PageFacts.of(config, result, stem))
+    write_page(PageFacts.of(config, result, stem, settings))
