@@ -27,10 +27,11 @@ from evsys_sdk.config.reading import forget, note_read
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
 from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RunLocked
+from evsys_sdk.eval.judging import catch_statistics_errors
 from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import Launcher, RunResult
 from evsys_sdk.record.callbacks import CallbackList
-from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
+from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude, conclude_without_verdict
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import hold
@@ -172,16 +173,22 @@ class Experiment:
         metadata, search = self.config.metadata, self.config.search
         # A grid is a matrix written otherwise; of trials that were drawn, none is the baseline by coming first.
         drawn = search is not None and search.kind != "grid"
-        findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn)
-        conclusion = conclude(
-            arms,
-            hypothesis=str(metadata.hypothesis),
-            success=metadata.success_metric,
-            findings=admit_hindsight(findings, arms, launched_at(line)),
-            models=models,
-            search=search_lines(self.search) if self.search else (),
-            admitted=self._admitted(),
-        )
+        try:
+            with catch_statistics_errors():
+                findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn, name=self.config.name)
+                conclusion = conclude(
+                    arms,
+                    hypothesis=str(metadata.hypothesis),
+                    success=metadata.success_metric,
+                    findings=admit_hindsight(findings, arms, launched_at(line)),
+                    models=models,
+                    search=search_lines(self.search) if self.search else (),
+                    admitted=self._admitted(),
+                )
+        except Cancelled:
+            raise
+        except EvsysError as exc:  # the runs are done, and their record is worth more than its summary
+            conclusion = conclude_without_verdict(arms, str(exc))
         verdict = {"best_arm": conclusion.best_arm, "text": conclusion.text, **conclusion.findings.data}
         line.add("verdict", verdict, at=0, key=config_hash(verdict))
         return conclusion

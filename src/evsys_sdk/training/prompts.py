@@ -20,6 +20,7 @@ from evsys_sdk.data_types import (
     TypedRow,
     content_text,
     from_dict,
+    is_learnt,
     parse_rows,
     task_messages,
 )
@@ -92,7 +93,7 @@ def _question(row: ChatMessagesRow) -> tuple[Messages, str | None]:
     """The chat up to the assistant's last word, and that word."""
     messages = row.messages
     if messages[-1]["role"] == "assistant":
-        said = content_text(messages[-1].get("content"))
+        said = content_text(messages[-1].get("content")) if is_learnt(messages[-1]) else None
         return messages[:-1], said if row.target_assistant is None else row.target_assistant
     return messages, row.target_assistant
 
