@@ -149,7 +149,11 @@ class TrlLoop(TrainingLoop):
             self.result.take_up(last)
             self.result.stopped = last.stopped
         elif last:
-            get_logger(__name__).warning("TRL's trainer cannot go on from step %s; it starts again", last.step)
+            get_logger(__name__).warning(
+                "%s: TRL's optimizer state is not saved, so training starts again instead of resuming from step %s",
+                self.ctx.run_id,
+                last.step,
+            )
             self.manifest.checkpoints.clear()
         if self.ctx.hooks:
             step = self.result.steps

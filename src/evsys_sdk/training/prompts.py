@@ -46,6 +46,16 @@ class Prompt:
     def messages(self) -> Messages:
         return task_messages(self.task)
 
+    @property
+    def failing_reward(self) -> float:
+        """What a rollout is worth in which the model broke its harness before it could be graded: what the task's
+        verifier declares as its `failing_reward`, 0 where it declares none."""
+        plan = self.task.verifier
+        found: float = verifiers.adapted(
+            plan.fn_name if isinstance(plan, InProcessVerifier) else plan.kind
+        ).failing_reward
+        return found
+
 
 def read_tasks(rows: Any, algorithm: str) -> list[Prompt]:
     """The rows as tasks, or an error that says how to get some."""
