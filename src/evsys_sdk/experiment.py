@@ -356,10 +356,15 @@ def _isolated(plan: RunPlan, launcher: Launcher) -> RunResult:
         return plan.came_to_nothing("failed", f"the run's record could not be kept: {exc}")
 
 
-def run_experiment(config: ExperimentConfig | str | Path | dict[str, Any]) -> list[RunResult]:
-    """Run a config, its settings as a dict, or the YAML file at a path; the results of its runs, in order."""
+def run_experiment(
+    config: ExperimentConfig | str | Path | dict[str, Any], *, fresh: bool = False, fork: bool = False
+) -> list[RunResult]:
+    """Run a config, its settings as a dict, or the YAML file at a path; the results of its runs, in order.
+
+    `fresh` starts every run over, also completed and interrupted ones. `fork` runs changed settings as a child of the
+    experiment that was launched under this name."""
     if isinstance(config, str | Path):
         config = load_yaml(config)
     elif isinstance(config, dict):
         config = parse_config(Document(label="config", data=config), folder=Path.cwd())
-    return Experiment(config).run().runs
+    return Experiment(config).run(RunOptions(fresh=fresh, fork=fork)).runs

@@ -206,7 +206,7 @@ def test_a_chain_has_its_matrix_with_forgetting_and_transfer(tmp_path: Path) -> 
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_in_the_matrix_positive_transfer_is_good_whatever_the_metric(tmp_path: Path, mode: str) -> None:
     def after(stage: str | None, passed: float, tokens: float) -> EvalResult:
-        scores = [Score(metric="pass@1", value=passed), Score(metric="tokens_per_task", value=tokens)]
+        scores = [Score(metric="pass@1", value=passed), Score(metric="tokens", value=tokens)]
         return EvalResult(name="tools", split="val", step=None if stage else 0, stage=stage, scores=scores)
 
     chain = [after(None, 0.1, 90.0), after("one", 0.8, 50.0), after("two", 0.5, 60.0)]
@@ -214,7 +214,7 @@ def test_in_the_matrix_positive_transfer_is_good_whatever_the_metric(tmp_path: P
     findings = Findings(data={"verdict": {**verdict_data(chain=0.5), "mode": mode}})
     conclusion = Conclusion(arms=arms, best_arm=None, text="", metric="val.pass@1", findings=findings)
     lines = page(tmp_path, runs=[run("chain", evals=chain)], conclusion=conclusion)
-    assert "| val/tools tokens_per_task | 90.000 | 50.000 | 60.000 | +10.000 | +40.000 |" in lines
+    assert "| val/tools tokens | 90.000 | 50.000 | 60.000 | +10.000 | +40.000 |" in lines
     turned = "-0.300 | -0.700" if mode == "min" else "+0.300 | +0.700"
     assert f"| val/tools pass@1 | 0.100 | 0.800 | 0.500 | {turned} |" in lines, "the config has the last word"
 

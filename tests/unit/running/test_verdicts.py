@@ -195,11 +195,11 @@ def test_dollars_between_nothing_and_one_are_judged_as_dollars():
     def run(costs):
         rollouts = [Rollout(task_id=str(i), reward=1.0, cost_usd=usd) for i, usd in enumerate(costs)]
         value = sum(costs) / len(costs)
-        score = Score(metric="cost_per_task", value=value, n_tasks=len(costs))
+        score = Score(metric="cost", value=value, n_tasks=len(costs))
         return _run(EvalResult(name="t", split="val", scores=[score], rollouts=rollouts))
 
     cheap, dear = [1e-6, 2e-6, 3e-6] * 10, [5e-6, 4e-6, 3e-6] * 10
-    found = _judged({"dear": [run(dear)], "cheap": [run(cheap)]}, "val.cost_per_task", "min")
+    found = _judged({"dear": [run(dear)], "cheap": [run(cheap)]}, "val.cost", "min")
     assert found.best_arm == "cheap" and found.data["verdict"]["arms"][1]["high"] < 4e-6
     assert "cheap, 2e-06 below dear (95 % CI 1.4e-06 to 2.6e-06; p < 0.001" in found.lines[0]
 
