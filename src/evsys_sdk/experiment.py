@@ -40,7 +40,16 @@ from evsys_sdk.running.baselines import Baselines
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.hindsight import admit_hindsight
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
-from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, open_journal, take_up
+from evsys_sdk.running.launch import (
+    Facts,
+    contents_for,
+    experiment_id_of,
+    facts_of,
+    fork,
+    journal_path,
+    open_journal,
+    take_up,
+)
 from evsys_sdk.running.leakage import forget_benchmarks
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in
 from evsys_sdk.running.own_files import described, made, set_aside, sweep_leftovers, write_files
@@ -85,6 +94,8 @@ class Experiment:
         self.config = expanded(config)
         self.ignored: tuple[str, ...] = ()
         """Settings that by the meaning of others will not be looked at."""
+        self.experiment_id: str | None = None
+        """Known when it starts; the same in every process that resumes it or runs it again."""
         self.conclusion: Conclusion | None = None
         """Set when the runs are done, before callbacks hear of the end."""
         self.search: dict[str, Any] | None = None
@@ -93,6 +104,17 @@ class Experiment:
         """The arms that it came to."""
         self.admissions: list[Admission] = []
         """How test tasks take part in choosing; known when it starts."""
+
+    @property
+    def best_score(self) -> float | None:
+        """The success metric of the best arm, over its seeds; None before the end and where no arm has a score."""
+        success = self.config.metadata.success_metric
+        arms = self.conclusion.arms if self.conclusion else []
+        means = {arm.arm: arm.mean for arm in arms if arm.scores}
+        if success is None or not means:
+            return None
+        best = self.conclusion.best_arm if self.conclusion else None
+        return means[best] if best in means else (min if success.mode == "min" else max)(means.values())
 
     @classmethod
     def from_yaml(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Experiment:
@@ -133,6 +155,7 @@ class Experiment:
         written = last_written(journal_path(output_dir, config.name))
         with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
             line = take_up(journal, config.name, facts, fresh=fresh)
+            self.experiment_id = experiment_id_of(line)
             callbacks.members.append((READ, ReadNotes(line, lambda: [*shared_reads(config), *parts.read()])))
             started -= seconds_before(line, written)
             limits = (config.budget, config.search.budget if config.search else None)
