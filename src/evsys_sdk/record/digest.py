@@ -280,8 +280,6 @@ def _arms(
     record: Mapping[str, Any], runs: list[MeasuredRun], own: dict[str, Settings], verdict: Mapping[str, Any]
 ) -> list[ArmDigest]:
     judged = {arm["arm"]: arm for arm in verdict.get("arms") or [] if isinstance(arm, Mapping) and "arm" in arm}
-    # A verdict lends the scatter of other arms' seeds to an arm with one.
-    covers = "tasks and seeds" if any((arm.get("n_seeds") or 1) > 1 for arm in judged.values()) else "tasks"
     arms = []
     for arm in record.get("arms") or []:
         statuses = [str(status) for status in arm.get("statuses") or []]
@@ -290,6 +288,7 @@ def _arms(
         found = judged.get(arm["arm"], {})
         errors = arm.get("errors") or []
         widths = [bounds for run, keys in mine if len(keys) == 1 and (bounds := _bounds(run, keys[0]))]
+        covers = "tasks and seeds" if (found.get("n_seeds") or 1) > 1 else "tasks"
         low, high, over = _interval(found, covers, widths if len(mine) == 1 else [])
         counted = [score for run, keys in mine for key in keys if (score := _last_score(run, key))]
         arms.append(
