@@ -142,7 +142,7 @@ def test_dollars_are_no_share_of_anything():
     def paid(usd):
         return scores_of_task("t", [Rollout(task_id="t", reward=1.0, cost_usd=usd)])
 
-    score = score_one("cost_per_task", metrics.build("cost_per_task", {}), [paid(0.0), paid(1.0), paid(0.0)])
+    score = score_one("cost", metrics.build("cost", {}), [paid(0.0), paid(1.0), paid(0.0)])
     assert (score.low, score.high) == pytest.approx(mean_interval([0.0, 1.0, 0.0]))
-    same = score_one("cost_per_task", metrics.build("cost_per_task", {}), [paid(2e-6)] * 3)
+    same = score_one("cost", metrics.build("cost", {}), [paid(2e-6)] * 3)
     assert same.value == 2e-6 and same.low is None, "tasks that cost the same leave nothing to estimate from"
