@@ -16,6 +16,9 @@ from typing import Any, ClassVar, Literal
 from evsys_sdk import jsonl
 from evsys_sdk.errors import DataError, not_known, shorten
 
+TEXT_ROLE = "text"
+"""The role of a message that is plain text outside any chat, trained on without the chat template."""
+
 Block = dict[str, Any]
 Content = str | list[Block]
 
@@ -100,16 +103,21 @@ _ROWS: dict[str, type] = {
 
 
 def detect_format(row: dict[str, Any]) -> str:
-    """`chat_messages`, `harbor_task`, `prompt_dataset`, or `unknown`."""
+    """`chat_messages`, `harbor_task`, `prompt_dataset`, or `unknown`.
+
+    A row that has the columns of several is a task first, then inputs, then a chat."""
+    order = (TargetFormat.HARBOR_TASK, TargetFormat.PROMPT_DATASET, TargetFormat.CHAT_MESSAGES)
+    return next((shape.value for shape in order if _has_columns(row, shape)), "unknown")
+
+
+def _has_columns(row: Any, shape: TargetFormat) -> bool:
     if not isinstance(row, dict):
-        return "unknown"
-    if "instruction" in row and "verifier" in row:
-        return TargetFormat.HARBOR_TASK.value
-    if isinstance(row.get("messages"), list):
-        return TargetFormat.CHAT_MESSAGES.value
-    if isinstance(row.get("inputs"), dict):
-        return TargetFormat.PROMPT_DATASET.value
-    return "unknown"
+        return False
+    if shape is TargetFormat.HARBOR_TASK:
+        return "instruction" in row and "verifier" in row
+    if shape is TargetFormat.PROMPT_DATASET:
+        return isinstance(row.get("inputs"), dict)
+    return isinstance(row.get("messages"), list)
 
 
 def from_dict(row: dict[str, Any]) -> TypedRow:
@@ -154,6 +162,8 @@ def _check(fields: dict[str, Any], shape: TargetFormat) -> None:
             _check_message(message, f"messages[{index}]")
         if not fields["messages"]:
             raise DataError("messages is empty")
+        if len(fields["messages"]) > 1 and any(message["role"] == TEXT_ROLE for message in fields["messages"]):
+            raise DataError(f"a message of role {TEXT_ROLE} is plain text outside any chat and must be the only one")
         if not isinstance(fields.get("target_assistant"), str | None):
             raise DataError("target_assistant must be text")
     elif shape is TargetFormat.HARBOR_TASK:
@@ -167,6 +177,16 @@ def _check_message(message: Any, place: str) -> None:
         _check_content(message["content"], f"{place}.content")
     elif not message.get("tool_calls"):  # a message that only calls tools may be silent
         raise DataError(f"{place} has no `content`")
+    weight = message.get("weight")
+    if weight is None:
+        return
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise DataError(f"{place}.weight must be 0 (no loss on this message) or 1, not {shorten(repr(weight))}")
+    if weight and message["role"] not in ("assistant", TEXT_ROLE):
+        raise DataError(
+            f"{place}.weight is 1 on a message of role {message['role']!r}; only assistant messages are trained on; "
+            "leave the weight out, or set it to 0"
+        )
 
 
 def _check_content(content: Any, place: str) -> None:
@@ -235,8 +255,8 @@ def parse_rows(rows: Iterable[dict[str, Any]], target: TargetFormat | str) -> li
 
 
 def _parse_one(row: Any, shape: TargetFormat, index: int) -> TypedRow:
-    found = detect_format(row)
-    if found != shape:
+    if not _has_columns(row, shape):  # the columns of another shape beside its own do no harm
+        found = detect_format(row)
         keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
         raise DataError(f"row {index} is {found}, not {shape.value}; it has: {shorten(keys, 120)}")
     try:
@@ -278,15 +298,11 @@ def block_to_image_src(block: Block) -> str | None:
 
 
 def has_images(row: TypedRow | dict[str, Any]) -> bool:
-    """Whether any message or instruction holds an image block."""
-    if isinstance(row, dict):
-        row = from_dict(row)
-    if isinstance(row, ChatMessagesRow):
-        contents = [message.get("content") for message in row.messages]
-    elif isinstance(row, HarborTask):
-        contents = [row.instruction]
-    else:
-        contents = list(row.inputs.values())
+    """Whether any message, instruction or input holds an image block. A row of no known shape holds none."""
+    columns = row if isinstance(row, dict) else to_dict(row)
+    messages, inputs = columns.get("messages"), columns.get("inputs")
+    contents = [message.get("content") for message in messages or [] if isinstance(message, dict)]
+    contents += [columns.get("instruction"), *(inputs.values() if isinstance(inputs, dict) else ())]
     return any(
         isinstance(block, dict) and block_to_image_src(block) is not None
         for content in contents
@@ -309,6 +325,12 @@ def with_tools(messages: list[dict[str, Any]], metadata: dict[str, Any]) -> list
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
         return messages
     return [{**messages[0], "tools": tools}, *messages[1:]]
+
+
+def is_learnt(message: dict[str, Any]) -> bool:
+    """Whether imitation trains on this message: the assistant wrote it (or it is plain text), and its `weight`, as in
+    OpenAI's fine-tuning files, is not 0."""
+    return message["role"] in ("assistant", TEXT_ROLE) and message.get("weight") != 0
 
 
 def content_text(content: Content | None) -> str:

@@ -7,14 +7,17 @@ between (bad rows, a backend that does not come up, a crash, Ctrl-C), a valid re
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
+from evsys_sdk import registry
 from evsys_sdk.asyncs import Interrupted
 from evsys_sdk.data.rows import LoadedRows
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, EvsysError, not_known
+from evsys_sdk.numbers import as_number
 from evsys_sdk.protocols import RunContext, RunResult, RunStatus
 from evsys_sdk.record.eval_data import in_order
 from evsys_sdk.record.run_dir import open_run_dir
@@ -26,6 +29,7 @@ from evsys_sdk.running.http_front import http_front
 from evsys_sdk.running.leakage import audit_block
 from evsys_sdk.running.live import LoopHooks
 from evsys_sdk.running.pausing import Paused, end_key, paused_result
+from evsys_sdk.running.resume_hint import STOPPED_AT
 from evsys_sdk.running.scoring import Scoring, score_after_training, score_untrained
 from evsys_sdk.running.workbench import RunPlan, Workbench
 from evsys_sdk.training.render import renderer_for
@@ -92,7 +96,7 @@ def _outcome(bench: Workbench) -> RunResult:
     except Paused as exc:
         return paused_result(bench, exc.step)
     except BudgetSpent as exc:
-        return replace(bench.result, status="cancelled", error=str(exc))
+        return _stopped_result(bench, exc)
     except (KeyboardInterrupt, Interrupted, Cancelled) as exc:
         return _cancelled(bench, exc)
     except (*FOREIGN, asyncio.CancelledError) as exc:
@@ -105,7 +109,20 @@ def _outcome(bench: Workbench) -> RunResult:
 
 def _cancelled(bench: Workbench, exc: BaseException) -> RunResult:
     bench.plan.stop.set()
-    return replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
+    return _stopped_result(bench, exc)
+
+
+def _stopped_result(bench: Workbench, exc: BaseException) -> RunResult:
+    """The run's result so far, with a note of the step it stopped at and of the checkpoint to resume from."""
+    hooks = bench.ctx.hooks if bench.ctx else None
+    note = {}
+    if isinstance(hooks, LoopHooks):
+        algorithm = registry.algorithms.build(bench.plan.run.algorithm.kind, dict(bench.plan.run.algorithm.params))
+        resumes = getattr(algorithm, "goes_on", True) and (bench.service is None or bench.service.capabilities.resume)
+        note = {STOPPED_AT: {**hooks.stopped_at(), "resumes": resumes}}
+    return replace(
+        bench.result, status="cancelled", error=str(exc) or "interrupted", extras={**bench.result.extras, **note}
+    )
 
 
 def _run(bench: Workbench) -> RunResult:
@@ -185,8 +202,11 @@ def _merge(bench: Workbench, trained: Any, stage: str | None) -> RunResult:
         prefix + str(key): number for key, value in trained.metrics.items() if (number := as_number(value)) is not None
     }
     for key, value in trained.metrics.items():
-        if as_number(value) is None:
-            bench.record.warnings.append(f"metric {key!r} is no number but {type(value).__name__}, and was left out")
+        number = as_number(value)
+        if number is None:
+            bench.record.warnings.append(f"metric {key!r} is {type(value).__name__}, not a number; it was left out")
+        elif not math.isfinite(number):
+            bench.record.warnings.append(f"metric {key!r} is {number}; nothing can be judged by it")
     return RunResult(
         run_id=so_far.run_id,
         status=trained.status,
@@ -195,12 +215,3 @@ def _merge(bench: Workbench, trained: Any, stage: str | None) -> RunResult:
         error=trained.error,
         extras={**so_far.extras, **trained.extras},
     )
-
-
-def as_number(value: Any) -> float | None:
-    """`value` as a float (whole numbers stay whole); None for what is no number."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return None if isinstance(value, str) else value if isinstance(value, int) else number

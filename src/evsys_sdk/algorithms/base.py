@@ -31,7 +31,7 @@ class LoopParams(Params):
     learning_rate: float = Field(default=1e-4, gt=0)
     num_epochs: int = Field(default=1, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
-    """Alone: the number of steps, however many epochs that takes. Beside `num_epochs`: whichever is reached first."""
+    """The number of steps, however many epochs that takes; wins over `num_epochs`."""
     batch_size: int = Field(default=8, ge=1)
     """Rows per forward/backward call."""
     grad_accumulation: int = Field(default=1, ge=1)
@@ -67,12 +67,9 @@ class LoopParams(Params):
 
     def planned_steps(self, per_epoch: int | None) -> int | None:
         """Steps this recipe asks for; None when it names neither steps nor an amount of data."""
-        by_epochs = None if per_epoch is None else per_epoch * self.num_epochs
-        if self.max_steps is None:
-            return by_epochs
-        if by_epochs is None or "num_epochs" not in self.model_fields_set:
+        if self.max_steps is not None:
             return self.max_steps
-        return min(self.max_steps, by_epochs)
+        return None if per_epoch is None else per_epoch * self.num_epochs
 
 
 class BaseAlgorithm(ABC):
@@ -158,12 +155,23 @@ class BaseAlgorithm(ABC):
         if lack:
             raise BackendError(f"{self.name or type(self).__name__}: {lack}")
         self.renderer = renderer_of(ctx, self.service)
-        self.client = await self.service.create_training_client(rank=self.cfg.lora_rank, seed=ctx.seed)
+        self.client = await self.service.create_training_client(rank=self.rank_of(ctx), seed=ctx.seed)
         if ctx.start_from:
             await self.client.load_state(ctx.start_from, optimizer=False)
         await self.setup(ctx, self.service)
         result = await run_loop(self, self.client, self.service, ctx, self._plan(ctx), clock=self.clock)
         return self._finished(ctx, result)
+
+    def rank_of(self, ctx: RunContext) -> int:
+        """`lora_rank`; where it is not set, that of the saved weights to start from, if the backend can tell."""
+        saved_rank = getattr(self.service, "saved_rank", None)
+        if not ctx.start_from or saved_rank is None or "lora_rank" in self.cfg.model_fields_set:
+            return self.cfg.lora_rank
+        rank = int(saved_rank(ctx.start_from))
+        if rank != self.cfg.lora_rank:
+            self.notes["lora_rank"] = rank
+            get_logger(__name__).info("lora_rank is %d, as in %s", rank, ctx.start_from)
+        return rank
 
     def _plan(self, ctx: RunContext) -> LoopPlan:
         cfg = self.cfg

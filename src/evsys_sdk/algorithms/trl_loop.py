@@ -22,7 +22,7 @@ from evsys_sdk.errors import BackendError, blame, need, not_known
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import KeptWeights, RunContext, RunResult
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.loop import Loop, LoopPlan, Weights
+from evsys_sdk.training.loop import LoopPlan, TrainingLoop, Weights
 from evsys_sdk.training.render import renderer_of
 from evsys_sdk.training.stepped_trainer import SteppedTrainer
 
@@ -66,9 +66,8 @@ class TrlAlgorithm(BaseAlgorithm):
         from evsys_sdk.backends.trainable_copy import TrainableCopy
 
         service: Any = self.service
-        copy: Any = TrainableCopy(service, rank=self.cfg.lora_rank, seed=ctx.seed)  # a client as far as loops need one
-        if ctx.start_from:
-            copy.load_state(ctx.start_from)
+        # A client as far as loops need one.
+        copy: Any = TrainableCopy(service, rank=self.rank_of(ctx), seed=ctx.seed, start=ctx.start_from)
         plan = self._plan(ctx)
         folder = ctx.output_dir / "trl"
         settings = self._settings(plan, folder, ctx.seed, copy)
@@ -76,7 +75,7 @@ class TrlAlgorithm(BaseAlgorithm):
             lambda callback: self._quiet(self.make_trainer(copy.model, service.engine.tokenizer, settings, callback)),
             f"{self.name}: TRL's trainer",
         )
-        loop = TrlLoop(self, copy, service, ctx, plan, self.clock)
+        loop = TrlLoop(self, copy, service, ctx, plan, clock=self.clock)
         loop.stepped = stepped
         try:
             result = await loop.run()
@@ -117,7 +116,7 @@ class TrlAlgorithm(BaseAlgorithm):
         return trainer
 
 
-class TrlLoop(Loop):
+class TrlLoop(TrainingLoop):
     """The training loop, where a step is TRL's."""
 
     stepped: SteppedTrainer
@@ -150,7 +149,11 @@ class TrlLoop(Loop):
             self.result.take_up(last)
             self.result.stopped = last.stopped
         elif last:
-            get_logger(__name__).warning("TRL's trainer cannot go on from step %s; it starts again", last.step)
+            get_logger(__name__).warning(
+                "%s: TRL's optimizer state is not saved, so training starts again instead of resuming from step %s",
+                self.ctx.run_id,
+                last.step,
+            )
             self.manifest.checkpoints.clear()
         if self.ctx.hooks:
             step = self.result.steps

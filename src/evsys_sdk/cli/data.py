@@ -35,13 +35,13 @@ def add_parser(verbs: Any) -> None:
 def _add_leakage(inner: Any) -> None:
     leakage = _verb(inner, "leakage", audit_leakage, "whether rows hold tasks of a benchmark, word for word or nearly")
     leakage.epilog = "Exit codes: 0 nothing found, 1 rows hold tasks of the benchmark (or something is wrong)."
-    leakage.add_argument("rows", help="a JSONL or .json file, or a dataset of the workspace by id or name")
+    leakage.add_argument("rows", help="a JSONL, .json, .csv or .parquet file, or a dataset by id or name")
     leakage.add_argument("suite", metavar="benchmark", help="tasks.jsonl or its folder, or a benchmark by id or name")
 
 
 def _add_adding(inner: Any) -> None:
     adding = _verb(inner, "add", add_file, "register a file as the next version of a name")
-    adding.add_argument("path", help="a JSONL file, a .json list, or a folder with tasks.jsonl")
+    adding.add_argument("path", help="a JSONL, .json, .csv or .parquet file, or a folder with tasks.jsonl")
     adding.add_argument("--name", required=True, help="the name to find it by")
     adding.add_argument("--benchmark", action="store_true", help="the rows are tasks of a benchmark")
     adding.add_argument("--parent", action="append", default=[], metavar="REF", help="made from this one; repeatable")
@@ -50,7 +50,7 @@ def _add_adding(inner: Any) -> None:
 
 def _add_preview(inner: Any) -> None:
     preview = _verb(inner, "preview", preview_rows, "rows as a run will see them, after its transforms")
-    preview.add_argument("target", help="a config (.yaml), a JSONL or .json file, an id or a name")
+    preview.add_argument("target", help="a config (.yaml), a JSONL, .json, .csv or .parquet file, an id or a name")
     preview.add_argument("-n", dest="count", type=_positive, default=5, metavar="N", help="how many rows (default 5)")
     preview.add_argument("--run", dest="run_name", metavar="NAME", help="which run of the config (default: the first)")
     preview.add_argument("--raw", action="store_true", help="before the transforms")
@@ -98,7 +98,7 @@ def add_file(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**_plain(workspace, entry), "new": new})
         return EXIT_OK
-    print(f"{'added' if new else 'already there'}: {kind} {entry.name} v{entry.version}, {count_rows(entry.rows)}")
+    print(f"{'added' if new else 'already there'}: {kind} {entry.name} v{entry.version}, {count_rows(entry.n_rows)}")
     print(f"id: {entry.id}")
     newest = workspace.get(entry.name, kind)
     if newest.version > entry.version:
@@ -196,13 +196,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _cells(entry: Manifest) -> list[str]:
     size, added = format_size(entry.bytes), entry.lineage.created_at
-    return [entry.name, f"v{entry.version}", entry.kind, str(entry.rows), size, added, entry.id]
+    return [entry.name, f"v{entry.version}", entry.kind, str(entry.n_rows), size, added, entry.id]
 
 
 def _plain(workspace: Workspace, entry: Manifest) -> dict[str, Any]:
-    from dataclasses import asdict
+    from evsys_sdk.data.manifest import manifest_data
 
-    return {**asdict(entry), "path": str(workspace.path(entry))}
+    return {**manifest_data(entry), "path": str(workspace.path(entry))}
 
 
 def _text(value: Any) -> str:

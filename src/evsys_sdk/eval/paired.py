@@ -12,6 +12,7 @@ paired: equal numbers do not make two recipes' luck alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -82,10 +83,23 @@ def difference(
 
 
 def arm_mean(values: Array, pooled: SeedSpread | None = None) -> Estimate:
-    """The mean of one arm over its seeds and tasks."""
+    """The mean of one arm over its seeds and tasks; with one seed, of these weights over tasks.
+
+    A lone seed does not borrow the other arms' scatter here, as it does in a difference: its mean is the score of a
+    run, and that is printed with the same interval beside the run.
+    """
     if values.shape[1] == 1:
         return _over_runs([values], float(values.mean()))
-    return _estimate(values.mean(axis=0), _seed_parts([values], pooled))
+    return _estimate(values.mean(axis=0), _seed_parts([values], pooled if len(values) > 1 else None))
+
+
+def interval_of_run(values: Sequence[float], *, share: bool, level: float = LEVEL) -> Interval | None:
+    """Of the score of one run, from its value on each task: the interval of an arm with this seed alone."""
+    import numpy as np
+
+    table = np.array([values], dtype=np.float64)
+    unit = share and bool((table >= 0.0).all() and (table <= 1.0).all())
+    return arm_interval(table, arm_mean(table), unit=unit, level=level)
 
 
 def arm_interval(values: Array, estimate: Estimate, *, unit: bool, level: float = LEVEL) -> Interval | None:
@@ -104,9 +118,12 @@ def worth_in_answers(values: Array, estimate: Estimate, level: float = LEVEL) ->
     Where nearly all tasks agree, that is at most their number: seeds that fail at the same tasks are no further
     evidence, and how much seeds matter cannot be seen there.
     """
-    share, n = estimate.value, estimate.n_tasks
+    n = estimate.n_tasks
     if len(values) == 1 and not estimate.seed_degrees and _all_yes_or_no(values):
         return n
+    # An arm at 0 or 1 with a seed variance borrowed from other arms: the share is taken one task away from the end
+    # (Laplace's rule), as p (1 - p) would be 0 and the arm worth no answer at all.
+    share = min(max(estimate.value, 1 / (n + 2)), 1 - 1 / (n + 2))
     worth = share * (1 - share) / estimate.variance if estimate.variance > 0 else float(n)
     if _tell_apart(values.mean(axis=0)) < FEW:
         return min(worth, n)

@@ -21,6 +21,7 @@ from typing import Any, Self
 from evsys_sdk import constants
 from evsys_sdk.errors import Cancelled, EvsysAuthError, EvsysError
 from evsys_sdk.logs import get_logger
+from evsys_sdk.numbers import refuse_non_numbers
 from evsys_sdk.record import mirror, wire
 from evsys_sdk.record.mirror import Session
 from evsys_sdk.record.sender import Sender, Transport
@@ -118,6 +119,7 @@ class DashboardClient:
 
     def log_step_metric(self, generation_id: str, step: int, metrics: Mapping[str, float]) -> None:
         """Record the numbers of one step. Returns when the mirror has them."""
+        refuse_non_numbers(metrics, step)
         self._submit(wire.step_event(generation_id, step, metrics, ts=time.time()))
 
     def log_eval_run(
@@ -129,10 +131,12 @@ class DashboardClient:
         split: str = "eval",
         step: int | None = None,
         benchmark_id: str | None = None,
+        eval_run_id: str | None = None,
         **details: Any,
     ) -> str:
-        """Record one evaluation; return its id. `details`: scores with intervals, breakdown, error, ..."""
-        identifier = wire.new_id()
+        """Record one evaluation; return its id. `details`: scores with intervals, breakdown, error, ... An evaluation
+        that is logged again under its own `eval_run_id` is not a second one."""
+        identifier = eval_run_id or wire.new_id()
         fields: dict[str, Any] = {"name": name, "split": split, "step": step, "benchmark_id": benchmark_id, **details}
         fields["metrics"] = dict(metrics or {})
         self._deliver(wire.eval_event(identifier, generation_id, fields, ts=time.time()))

@@ -8,6 +8,7 @@ callbacks that steer, and the hypothesis. What only decides how it is watched or
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.stored import StoredJournal
+from evsys_sdk.record.wire import new_id
 from evsys_sdk.running.scoring import find_benchmark
 
 WATCHING = frozenset(
@@ -47,6 +49,7 @@ ARMS = frozenset(["run", "runs", "matrix", "search", "base_run"])
 SHOWN = 20
 """Differences that a refusal lists."""
 PLAN = "plan"
+EXPERIMENT_ID = "experiment_id"
 TASKS = "tasks of "
 AN_ARM = "(an arm)"
 CODE = "code of "
@@ -104,6 +107,20 @@ def take_up(journal: Journal, name: str, facts: Facts, *, fresh: bool) -> RunJou
     return line
 
 
+def experiment_id_of(line: RunJournal) -> str:
+    """The id under which trackers know the experiment: made at its first launch and kept in its journal. It is the
+    same when the experiment is resumed, run again, or started over with the same settings."""
+    found = line.journal.read(
+        "SELECT events.data FROM events JOIN attempts USING (run, attempt) WHERE run = ? AND kind = ? AND"
+        " fingerprint = (SELECT fingerprint FROM attempts WHERE run = ? AND attempt = ?)"
+        " ORDER BY attempt = ? DESC, events.id LIMIT 1",
+        (line.run, EXPERIMENT_ID, line.run, line.attempt, line.attempt),
+    )
+    own = str(json.loads(found[0][0])["id"]) if found else new_id()
+    line.add(EXPERIMENT_ID, {"id": own}, at=0)
+    return own
+
+
 def fork(config: ExperimentConfig, facts: Facts, output_dir: Path) -> tuple[ExperimentConfig, Path]:
     """The config as a child of the experiment of its name, and the child's own folder; the same settings as those of
     an earlier child (or of the parent) are that one, so that the same command goes on with it."""
@@ -145,6 +162,11 @@ def _refusal(name: str, found: list[Difference]) -> str:
     lines = [f"experiment {name!r} was launched with other settings, and has results:", *map(str, found[:SHOWN])]
     if len(found) > SHOWN:
         lines.append(f"  ... and {len(found) - SHOWN} more")
+    if [each.place for each in found] == ["metadata.baseline_arm"] and found[0].now:
+        lines.append(
+            f"next: evsys judge {name} --baseline-arm {found[0].now} judges it against that arm without training"
+        )
+        return "\n".join(lines)
     lines.append("next: put them back to go on with it, or evsys run --fork to make a child experiment of it")
     lines.append("      (what is the same is not run again), or evsys run --fresh to start over")
     return "\n".join(lines)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled, not_known
@@ -26,12 +28,14 @@ from evsys_sdk.surface import (
     SamplingClient,
     TrainingClient,
     TrainingService,
+    discard_weights,
 )
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.checkpoints import Checkpoint, Manifest, manifest_path
 from evsys_sdk.training.step_metrics import learning_metrics, speed_metrics
 
 
+@runtime_checkable
 class StepBuilder(Protocol):
     """What should the next step learn from?"""
 
@@ -150,7 +154,7 @@ async def run_loop(
     """Train `plan.total_steps` steps, or until a hook says stop; the final weights are always kept.
 
     Where `ctx.resume` is set and an earlier attempt left a checkpoint, training goes on from there."""
-    loop = Loop(builder, client, service, ctx, plan, clock)
+    loop = TrainingLoop(builder, client, service, ctx, plan, clock=clock)
     try:
         return await loop.run()
     except BackendUnavailable as exc:
@@ -161,8 +165,8 @@ async def run_loop(
         ) from exc
 
 
-class Loop:
-    """One loop in motion."""
+class TrainingLoop:
+    """Trains `builder`'s batches on `client` by `plan`, with checkpoints, hooks and resume; `run_loop` drives it."""
 
     def __init__(
         self,
@@ -171,7 +175,8 @@ class Loop:
         service: TrainingService,
         ctx: RunContext,
         plan: LoopPlan,
-        clock: Callable[[], float],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         self.builder, self.client, self.service, self.ctx, self.plan = builder, client, service, ctx, plan
         self.clock = clock
@@ -185,15 +190,22 @@ class Loop:
         if hooks:
             hooks.train_start(self.plan.total_steps)
         ended = await self._resume() if self.ctx.resume else False
-        for step in range(result.steps + 1, self.plan.total_steps + 1):
-            if ended:
-                break
-            await self._may_begin(step)
-            await self._step(step)
-            result.stopped = hooks.should_stop() if hooks else None
-            ended = result.stopped is not None
+        try:
+            for step in range(result.steps + 1, self.plan.total_steps + 1):
+                if ended:
+                    break
+                if hooks:
+                    hooks.step_start(step)
+                await self._step(step)
+                result.stopped = hooks.should_stop() if hooks else None
+                ended = result.stopped is not None
+        except Cancelled:
+            await self._save_to_resume()
+            raise
         if result.checkpoint is None or result.checkpoint.step != result.steps:
             await self._save()
+        elif result.checkpoint.temporary and hooks:  # stopped at the very last step: now it is the final checkpoint
+            hooks.checkpoint(result.steps, result.checkpoint.state)
         assert result.checkpoint is not None
         result.checkpoint = self.manifest.close(result.checkpoint, stopped=result.stopped)
         if hooks:
@@ -201,16 +213,14 @@ class Loop:
         self._choose()
         return result
 
-    async def _may_begin(self, step: int) -> None:
-        """Stop here, with a checkpoint to go on from, when there is nothing left to spend."""
-        try:
-            if self.ctx.hooks:
-                self.ctx.hooks.step_start(step)
-        except Cancelled:
-            kept = self.manifest.last_complete()
-            if self.weights.step > (kept.step if kept else 0):
-                await self._save()
-            raise
+    async def _save_to_resume(self) -> None:
+        """Save the step that the run is stopped at, unless it is saved already. A checkpoint that the plan does not ask
+        for is temporary, so that a resumed run leaves what an undisturbed one leaves."""
+        last, weights = self.manifest.last_complete(), self.weights
+        if weights.changed or weights.step <= (last.step if last else 0):
+            return
+        planned = self.plan.saves(weights.step) or bool(self.plan.best_by and weights.taken)
+        await self._save(planned=planned)
 
     async def _step(self, step: int) -> None:
         plan, ctx, began = self.plan, self.ctx, self.clock()
@@ -220,12 +230,12 @@ class Loop:
         adam = AdamParams(learning_rate=plan.learning_rate(step), grad_clip_norm=plan.max_grad_norm)
         outputs, optim = await _train(self.client, batch, adam, plan.grad_accumulation)
         metrics = learning_metrics(batch, outputs, optim, adam) | speed_metrics(batch, self.clock() - began)
-        metrics = {**self.builder.step_metrics(step, batch, outputs), **metrics}
+        metrics = {**batch.metrics, **self.builder.step_metrics(step, batch, outputs), **metrics}
         _refuse_nan(step, metrics, batch, self.manifest)
         self.weights = Weights(self.client, self.service, step)
         self.result.note(step, metrics)
         if plan.saves(step):
-            await self._save()  # first of all: logs and hooks may raise Cancelled
+            await self._save()
         ctx.log_store.log_metrics(metrics, step)
         if ctx.hooks:
             await ctx.hooks.step_end(step, metrics, self.weights)
@@ -259,8 +269,9 @@ class Loop:
                 get_logger(__name__).warning("the checkpoint of step %d cannot be loaded: %s", found.step, exc)
         return None
 
-    async def _save(self) -> None:
+    async def _save(self, *, planned: bool = True) -> None:
         weights, result = self.weights, self.result
+        evaluated = weights.taken  # then the sampler weights are also those of an evaluation, and stay
         self.manifest.begin(weights.step)
         failures: list[Exception] = []
         paths = await _collect([weights.client.save_state(weights.name), weights.save_for_sampler()], failures)
@@ -277,10 +288,25 @@ class Loop:
                 first_loss=result.first_loss,
                 final_loss=result.final_loss,
                 progress=progress,
+                temporary=[] if planned else paths[:1] if evaluated else paths,
             )
         )
         if self.ctx.hooks:
-            self.ctx.hooks.checkpoint(weights.step, paths[0])
+            self.ctx.hooks.checkpoint(weights.step, paths[0], planned=planned)
+        for path in self.manifest.drop_temporary(before=weights.step):
+            await self._delete(path)
+
+    async def _delete(self, path: str) -> None:
+        """Delete weights of this run that nothing refers to any more."""
+        try:
+            if not Path(path).is_relative_to(self.manifest.run_dir):
+                await discard_weights(self.service, path)
+            elif Path(path).is_dir():
+                shutil.rmtree(path)
+            else:
+                Path(path).unlink(missing_ok=True)
+        except (OSError, BackendError) as exc:  # what is left takes up space, no more
+            get_logger(__name__).warning("could not delete the weights at %s: %s", path, exc)
 
     def _choose(self) -> None:
         """Of the evaluated checkpoints, the best one by the chosen metric."""
@@ -296,7 +322,12 @@ def _kept(last: Checkpoint | None) -> KeptWeights:
     if last is None:
         return KeptWeights(step=0)
     return KeptWeights(
-        step=last.step, state=last.state, sampler=last.sampler, metrics=dict(last.metrics), final=last.final
+        step=last.step,
+        state=last.state,
+        sampler=last.sampler,
+        metrics=dict(last.metrics),
+        final=last.final,
+        planned=not last.temporary,
     )
 
 

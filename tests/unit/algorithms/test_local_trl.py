@@ -169,7 +169,7 @@ class Hooks:
         self.scores[step] = (await sampler.compute_logprobs(prompt))[1]
         self.heard.append(f"step {step}")
 
-    def checkpoint(self, step, path):
+    def checkpoint(self, step, path, *, planned=True):
         self.heard.append(f"kept {step}")
 
     async def train_end(self, metrics):
@@ -246,7 +246,7 @@ def test_a_datum_becomes_trls_row():
 
 @pytest.mark.parametrize("kind", [LocalSFT, LocalRL])
 def test_every_setting_is_read(tmp_path, kind):
-    small = {"max_steps": 1, "batch_size": 1, "num_samples": 2, "max_tokens": 2}
+    small = {"num_epochs": 1, "batch_size": 3, "num_samples": 2, "max_tokens": 2}
     known = kind.Config.model_fields
     algorithm = kind(**kind.Config(**{key: value for key, value in small.items() if key in known}).model_dump())
     forget(algorithm.cfg)

@@ -12,6 +12,8 @@ import pytest
 
 from evsys_sdk import registry
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.eval.arm_scores import ArmScores
+from evsys_sdk.eval.judging import judge_arms
 from evsys_sdk.eval.verdict_text import verdict_lines
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
 from evsys_sdk.record.finished import JournalledRollouts, to_data_without
@@ -198,10 +200,8 @@ def test_another_metric_can_be_asked_for(tmp_path):
 
 def test_of_a_metric_that_costs_something_less_is_better(tmp_path):
     for name in ("a", "b"):
-        leave(tmp_path, name, {"r": [passes(0.5)]}, metrics=("pass@1", "tokens_per_task"))
-    modes = [
-        compared(tmp_path, "a", "b", metric=metric).verdicts[0].verdict.mode for metric in ("pass@1", "tokens_per_task")
-    ]
+        leave(tmp_path, name, {"r": [passes(0.5)]}, metrics=("pass@1", "tokens"))
+    modes = [compared(tmp_path, "a", "b", metric=metric).verdicts[0].verdict.mode for metric in ("pass@1", "tokens")]
     assert modes == ["max", "min"]
 
 
@@ -250,7 +250,7 @@ def test_test_scores_are_paired_and_ranked_only_where_both_allow_it(tmp_path, al
     [judged] = compared(tmp_path, "a", "b").verdicts
     assert judged.verdict.arms[1].vs_baseline.difference == pytest.approx(0.6)
     lines = "\n".join(verdict_lines(judged.verdict))
-    assert ("Best arm" in lines, "Top of" in lines, "test scores do not select" in lines) == (
+    assert ("Best arm" in lines, "the highest of 2 arms" in lines, "test scores do not select" in lines) == (
         allowed, allowed, not allowed
     )  # fmt: skip
 
@@ -278,3 +278,41 @@ def test_two_experiments_of_one_name_are_told_apart_by_their_paths(tmp_path):
         leave(tmp_path / folder, "same", {"r": [passes(0.5)]})
     found = compared(tmp_path, str(tmp_path / "x"), str(tmp_path / "y"))
     assert [side.label for side in found.sides] == [f"{tmp_path}/x/same", f"{tmp_path}/y/same"]
+
+
+def test_an_error_of_the_statistics_leaves_the_rest_of_the_comparison(tmp_path, monkeypatch):
+    leave(tmp_path, "a", {"r": [passes(0.5)]}, lr=1e-3)
+    leave(tmp_path, "b", {"r": [passes(0.7)]}, lr=1e-2)
+
+    def fail(*_args, **_kwargs):
+        raise FloatingPointError("overflow")
+
+    monkeypatch.setattr("evsys_sdk.running.comparing.judge_arms", fail)
+    found = compared(tmp_path, "a", "b")
+    assert found.verdicts == [] and found.settings and found.scores["val/tools/pass@1"] == [0.5, 0.7]
+    [note] = found.notes
+    assert note.startswith("no verdict by val/tools/pass@1: could not be judged: FloatingPointError: overflow")
+
+
+def test_a_lone_perfect_seed_beside_seeds_that_differ_is_compared(tmp_path):
+    leave(tmp_path, "a", {"r": [passes(1.0)]})
+    leave(tmp_path, "b", {"r": [passes(1.0), passes(0.9)]})
+    [judged] = compared(tmp_path, "a", "b").verdicts
+    assert judged.verdict.arms[0].low < 1.0 and judged.verdict.arms[1].verdict in ("undecided", "equivalent")
+
+
+def test_an_arm_keeps_the_interval_that_its_own_experiment_gave_it(tmp_path):
+    two, steady = [passes(0.5), passes(0.6)], [passes(0.4), passes(0.41)]
+    path = leave(tmp_path, "a", {"r": two, "beside": steady, "more": steady}, best="r")
+    leave(tmp_path, "b", {"r": [passes(0.8), passes(0.5)]})
+    scores = [
+        ArmScores(arm=name, seeds=dict(enumerate(seeds)))
+        for name, seeds in (("r", two), ("beside", steady), ("more", steady))
+    ]
+    verdict = judge_arms(scores, metric="pass@1")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "verdict": verdict.as_dict()}))
+    [judged] = compared(tmp_path, "a", "b").verdicts
+    own, here = verdict.arms[0], judged.verdict.arms[0]
+    assert here.mean == own.mean and (here.low, here.high) == (own.low, own.high)
+    alone = judge_arms([scores[0], ArmScores(arm="b", seeds=dict(enumerate([passes(0.8), passes(0.5)])))], metric="m")
+    assert alone.arms[0].low != own.low, "what other arms are beside it moves the interval of two seeds"
