@@ -43,8 +43,8 @@ def _add_subject(run: Any) -> None:
     run.add_argument("--path", required=True, help=SUITE)
     run.add_argument(
         "--model", required=True,
-        help="a run's directory, sampler weights (a run's final_sampler), a model's name, or with --inference the "
-        "provider's name for it",
+        help="a run's directory, a checkpoint (<run>@final, <run>@step-12), sampler weights, a model's name, or with "
+        "--inference the provider's name for it",
     )  # fmt: skip
     run.add_argument("--backend", help="where the model runs: local, mock, tinker (default: local, or the run's)")
     run.add_argument("--base-model", help="the base model of weights that do not lie in their run's directory")
