@@ -405,7 +405,7 @@ def test_the_metrics_of_a_step(tmp_path):
 
 
 def test_every_setting_is_read(tmp_path):
-    algorithm = RL(**RL.Config(max_steps=2, num_samples=4, kl_coef=0.1, max_tokens=4).model_dump())
+    algorithm = RL(**RL.Config(num_samples=4, kl_coef=0.1, max_tokens=4).model_dump())
     forget(algorithm.cfg)
     algorithm.train(_context(tmp_path))
     assert list(unread(algorithm.cfg)) == []
@@ -426,16 +426,16 @@ def test_mock_rl_is_rl_on_the_mock_and_runs_nowhere_else(tmp_path):
 
 
 def test_retries_and_places_of_rollouts_are_settings(tmp_path):
-    class Engine(InProcessRolloutEngine):
-        made = []
+    made = []
 
+    class Engine(InProcessRolloutEngine):
         def limited(self, **limits):
-            self.made.append(limits)
+            made.append(limits)
             return super().limited(**limits)
 
     RL(max_steps=1, num_samples=2, n_concurrent=3, max_attempts=2, max_tokens=2).train(
         _context(tmp_path, rollouts=Engine())
     )
-    assert Engine.made == [{"concurrency": 3, "max_attempts": 2}]
+    assert made == [{"concurrency": 3, "max_attempts": 2}]
     with pytest.raises(BackendError, match="takes no max_attempts"):
         RL(max_steps=1, num_samples=2, max_attempts=2).train(_context(tmp_path / "other", rollouts=Scripted(1.0, 0.0)))
