@@ -42,15 +42,22 @@ def get_logger(name: str = ROOT) -> logging.Logger:
 
 
 def configure_logger(
-    level: str | int | None = None, *, environ: Mapping[str, str] = os.environ, handler: logging.Handler | None = None
+    level: str | int | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    handler: logging.Handler | None = None,
+    quiet: bool = False,
 ) -> logging.Logger:
-    """Send SDK logs to stderr (or `handler`) at `level`, else EVSYS_LOGGING_LEVEL, else WARNING."""
+    """Send SDK logs to stderr (or `handler`) at `level`, else EVSYS_LOGGING_LEVEL, else WARNING.
+
+    `quiet` lets only errors through to stderr; log files get the rest."""
     root = logging.getLogger(ROOT)
     for old in [h for h in root.handlers if getattr(h, "evsys", False)]:
         root.removeHandler(old)
     handler = handler or _StderrHandler()
     handler.evsys = True  # type: ignore[attr-defined]
     handler.setFormatter(line_format())
+    handler.setLevel(logging.ERROR if quiet else logging.NOTSET)
     root.addHandler(handler)
     root.propagate = False
     set_level(level if level is not None else environ.get(ENV_LOGGING_LEVEL) or "WARNING")

@@ -127,6 +127,16 @@ class MockService:
             self.due(),
         )
 
+    def discard_weights(self, path: str) -> Answer[None]:
+        """Delete sampler weights of this run."""
+
+        def delete() -> None:
+            if Path(path).parent != self.directory:
+                raise BackendError(f"{path} does not belong to this run, so it was not deleted")
+            Path(path).unlink(missing_ok=True)
+
+        return Answer(delete, self.due())
+
     def get_tokenizer(self) -> ByteTokenizer:
         return ByteTokenizer()
 

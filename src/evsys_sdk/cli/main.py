@@ -16,6 +16,7 @@ from evsys_sdk import __version__
 from evsys_sdk.cli import (
     backend,
     benchmark,
+    clean,
     compare,
     completion,
     context,
@@ -28,6 +29,7 @@ from evsys_sdk.cli import (
     notes,
     registries,
     regrade,
+    rollouts,
     run,
     serve,
     show,
@@ -55,12 +57,14 @@ VERBS = (
     engine,
     serve,
     verifier,
+    rollouts,
     regrade,
     history,
     show,
     compare,
     context,
     notes,
+    clean,
     registries,
     completion,
 )
@@ -113,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return EXIT_BAD_INPUT if args.verb else 0
     try:
-        configure_logger()
+        configure_logger(quiet=getattr(args, "quiet", False))
         return int(args.run(args))
     except EvsysError as exc:
         print(exc, file=sys.stderr)

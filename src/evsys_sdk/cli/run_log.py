@@ -71,13 +71,17 @@ class RunLog:
         self.handler.setFormatter(line_format())
 
     @contextmanager
-    def display(self, *, live: bool) -> Iterator[list[Any]]:
+    def display(self, *, live: bool, quiet: bool = False) -> Iterator[list[Any]]:
         """What is told of the runs while they run: to the log, and to the terminal unless there is none."""
         to_log = StampedProgress(self.stream)
         with prints_to_stderr() as stdout:
             self.outputs.append(stdout)
             if self.starter is not None:
                 yield [to_log]
+                return
+            if quiet:
+                with self._speaking():
+                    yield [to_log]
                 return
             with progress_display(sys.stderr, live=live) as watcher, self._speaking():
                 yield [watcher, to_log]

@@ -8,9 +8,10 @@ from typing import Any
 from evsys_sdk.record.conclusion import score_lines
 
 
-def print_summary(result: Any) -> None:
-    """Each run with its numbers, the conclusion, and where the record lies."""
-    for run in [run for run in result.runs if run.status != "pruned"]:  # the conclusion has these in a line each
+def print_summary(result: Any, *, brief: bool = False) -> None:
+    """Each run with its numbers, the conclusion, and where the record lies; `brief` leaves out completed runs."""
+    shown = [run for run in result.runs if run.status != "pruned"]  # the conclusion has these in a line each
+    for run in [run for run in shown if not (brief and run.status == "completed")]:
         print(f"{run.extras.get('run_name', run.run_id)}: {run.status}{_training(run.metrics)}")
         for line in score_lines(run.extras.get("evals", [])):
             print(f"  {line}")
@@ -20,7 +21,8 @@ def print_summary(result: Any) -> None:
             print(f"  error: {run.error}")
         for warning in run.extras.get("warnings", []):
             print(f"  warning: {warning}")
-    print()
+    if not brief:
+        print()
     print(result.conclusion.text)
     print(f"record: {_short(result.output_dir)} ({result.seconds:.1f} s)")
 

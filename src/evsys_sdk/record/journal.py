@@ -31,6 +31,8 @@ EXPERIMENT = ""
 """The run under which the experiment itself has its line."""
 ROLLOUT = "rollout"
 """The kind of event that there are thousands of."""
+TASKS = "tasks"
+"""What the tasks of one benchmark asked and expected, by task id; the key is `split/name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
