@@ -15,7 +15,8 @@ def add_parser(verbs: Any) -> None:
         help="list files that nothing needs any more, and delete them on request",
         description="List what can be deleted and how much space it takes: weights that no checkpoint and no record "
         "names, weights of attempts that were set aside, half-written files and, without a name, rehearsals (--dry). "
-        "Nothing is deleted without --yes. Records, journals, logs, checkpoints, and the weights of runs that can be resumed are kept.",
+        "Nothing is deleted without --yes. "
+        "Records, journals, logs, checkpoints, and the weights of runs that can be resumed are kept.",
     )
     parser.add_argument("experiment", nargs="?", help=f"{NAMED} (default: all experiments)")
     parser.add_argument("--yes", action="store_true", help="delete what is listed")
