@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from evsys_sdk.atomic import to_json, whole_file
+from evsys_sdk.atomic import plain_json, to_json, whole_file
 from evsys_sdk.errors import DataError, shorten
 
 Row = dict[str, Any]
@@ -126,9 +126,17 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> int:
     return count
 
 
+def encode_record(row: Row) -> bytes:
+    """One line of a log or record, without secrets that are known by value."""
+    return _encoded(to_json(row) + "\n")
+
+
 def encode_row(row: Row) -> bytes:
-    """One line of a JSONL file."""
-    text = to_json(row) + "\n"
+    """One line of a dataset, which comes back as it was."""
+    return _encoded(plain_json(row) + "\n")
+
+
+def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, as JSON's \ud800 allows: keep it escaped

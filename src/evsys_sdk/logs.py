@@ -14,6 +14,8 @@ from typing import TextIO
 
 from evsys_sdk.constants import ENV_LOGGING_LEVEL
 from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.redaction import redact
+from evsys_sdk.terminal import visible
 
 ROOT = "evsys_sdk"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -64,8 +66,15 @@ def configure_logger(
     return root
 
 
+class _GuardedFormatter(logging.Formatter):
+    """Log lines without secrets, their control characters as text; tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(redact(super().format(record)))
+
+
 def line_format() -> logging.Formatter:
-    return logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+    return _GuardedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
 
 
 def set_level(level: str | int) -> None:

@@ -12,6 +12,7 @@ from evsys_sdk.cli.data import print_json, print_table
 from evsys_sdk.cli.flags import add_import_flag, add_quiet_flag, not_negative, parse_params, positive
 from evsys_sdk.cli.suites import SUITE, import_extensions, load_suite
 from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
+from evsys_sdk.terminal import raw_stream
 
 if TYPE_CHECKING:
     from evsys_sdk.running.opening import Target
@@ -196,7 +197,7 @@ class Progress:
         self.errors += rollout.status == "infra_error"
         if self.moves:
             errors = f", {self.errors} errors" if self.errors else ""
-            print(f"\r{self.done} of {self.total}{errors}", end="", file=sys.stderr, flush=True)
+            print(f"\r{self.done} of {self.total}{errors}", end="", file=raw_stream(sys.stderr), flush=True)
 
     def end(self) -> None:
         if self.moves and self.started:

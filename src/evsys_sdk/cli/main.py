@@ -102,10 +102,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; every mistake a user can make ends in a message and an exit code, not a traceback."""
+    from evsys_sdk.redaction import learn_from_words
+    from evsys_sdk.terminal import guarded_streams
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    learn_from_words(words)
+    with guarded_streams():
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     from evsys_sdk.errors import EvsysError, RecordLost
     from evsys_sdk.logs import configure_logger
 
-    parser, words = build_parser(), list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
     try:
         args = parser.parse_args(words)
     except WrongCommandLine as exc:

@@ -70,6 +70,10 @@ class RunHooks:
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         self._tell("on_run_end", ctx, result)
 
+    def doing(self, ctx: RunContext, what: str) -> None:
+        """What the run is busy with now, for displays: `loading model`, `scoring`."""
+        self._tell("doing", ctx, what)
+
 
 class CallbackList(RunHooks):
     """Several callbacks as one: `(kind, instance)` pairs, asked in order. Itself a `Callback`."""

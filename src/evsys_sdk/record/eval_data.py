@@ -12,6 +12,7 @@ from typing import Any
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, content_text, task_messages
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
 from evsys_sdk.record.lines import StepOrder
+from evsys_sdk.redaction import redact_rollout
 
 
 def to_data(result: EvalResult) -> dict[str, Any]:
@@ -31,8 +32,8 @@ def from_data(data: dict[str, Any]) -> EvalResult:
 
 
 def rollout_to_data(rollout: Rollout) -> dict[str, Any]:
-    """One try; its long lists are handed on as they are, not copied."""
-    return _shallow(rollout) | {"turns": [_shallow(turn) for turn in rollout.turns]}
+    """One try; its long lists are handed on as they are, not copied, and its error and metadata hold no secrets."""
+    return redact_rollout(_shallow(rollout) | {"turns": [_shallow(turn) for turn in rollout.turns]})
 
 
 def rollout_from_data(data: dict[str, Any]) -> Rollout:

@@ -36,6 +36,7 @@ from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.stored import StoredJournal
+from evsys_sdk.redaction import redact_data
 from evsys_sdk.running.scoring import find_benchmark
 
 WATCHING = frozenset(
@@ -161,7 +162,8 @@ def facts_of(config: ExperimentConfig) -> Facts:
         settings |= {"search": _deciding(config.search)}
         settings["arms"] = {} if config.run is None else {config.run.name: _without_name(config.run)}
         settings["base_run"] = config.base_run
-    return dict(_flat(settings)) | _hashes(config)
+    # As the journal keeps them: a key in the config is no fact about the experiment.
+    return redact_data(dict(_flat(settings))) | _hashes(config)
 
 
 def _deciding(search: SearchSpec) -> dict[str, Any]:

@@ -338,6 +338,8 @@ class LoopHooks:
         return step, value
 
     async def _all_scored(self) -> None:
+        if self.pending:
+            self.callbacks.doing(self.ctx, "scoring")
         while self.pending:
             under_way = list(self.pending)
             await asyncio.gather(*under_way)
