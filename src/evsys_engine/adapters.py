@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from evsys_engine.fair_lock import FairLock
 from evsys_engine.head import Head, Pull, Workspace
 from evsys_engine.losses import get_loss, settings_of
 from evsys_engine.optimizer import AdamW, Gradients, check_settings
+from evsys_engine.starting import read_start
 from evsys_engine.state import copied, read_snapshot, restore, save_snapshot, shapes_of, take_snapshot
 from evsys_engine.types import (
     AdamSettings,
@@ -117,8 +119,11 @@ class TrainingAdapter:
         save_snapshot(folder, snapshot, self.settings, self._shared.info)
 
     def load_state(self, folder: Path, *, optimizer: bool = True) -> None:
-        """Waiting gradients belong to the old weights and are dropped."""
-        snapshot = read_snapshot(Path(folder), self.settings, self._shared.info, self._shapes)
+        """Waiting gradients belong to the old weights and are dropped. A PEFT adapter's folder holds no optimiser and
+        is taken only without one."""
+        shared = self._shared
+        read = read_snapshot if optimizer else partial(read_start, model=shared.model)
+        snapshot = read(Path(folder), self.settings, shared.info, self._shapes)
         with self._turn() as weights:
             restore(snapshot, weights.parameters, self._optimizer, with_moments=optimizer)
             self._gradients = Gradients()

@@ -18,16 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evsys_engine.folders import MANIFEST, read_manifest, write_folder
-from evsys_engine.lora import Pair
+from evsys_engine.lora import ATTENTION, MLP, Pair, target_layers
+from evsys_engine.peft_folder import ADAPTER, CONFIG, PREFIX, read_peft_folder
 from evsys_engine.quiet import without_progress_bars
-from evsys_engine.state import check_model, model_facts
+from evsys_engine.state import check_model, model_facts, shapes_of
 from evsys_engine.types import BadRequest, LoraSettings, ModelInfo
 
 KIND = "sampler weights"
-CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-UNUSUAL = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
-"""Settings of PEFT that change what the tensors mean."""
 
 
 def save_adapter(folder: Path, tensors: dict[str, Tensor], settings: LoraSettings, info: ModelInfo) -> None:
@@ -50,7 +47,7 @@ def _peft_config(tensors: dict[str, Tensor], settings: LoraSettings, info: Model
         "base_model_name_or_path": str(info.path),
         "r": settings.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "target_modules": sorted(layers),
+        "target_modules": sorted(settings.targets or layers),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -82,19 +79,49 @@ def read_weights(folder: Path, model: Any, info: ModelInfo) -> tuple[dict[str, P
 
 
 def _read_adapter(folder: Path, model: Any) -> dict[str, Pair]:
+    found = read_peft_folder(folder)
+    tensors = _tensors(folder)
+    return {name: _pair(folder, tensors, name, found.scale, model) for name in found.layers}
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
-        config = json.loads((folder / CONFIG).read_text())
-        tensors = load_file(folder / ADAPTER)
-        scale = config["lora_alpha"] / config["r"]
-    except (OSError, ValueError, KeyError, SafetensorError) as exc:
+        return load_file(folder / ADAPTER)
+    except (OSError, SafetensorError) as exc:
         raise BadRequest(f"{folder} is not a whole PEFT adapter ({exc})") from exc
-    unusual = [key for key in UNUSUAL if config.get(key)]
-    if config.get("peft_type") != "LORA" or unusual:
+
+
+def peft_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
+    """The settings of an adapter that can take up the weights of a PEFT folder."""
+    found = read_peft_folder(folder)
+    every = target_layers(model, LoraSettings(rank=found.rank, train_unembed=True))
+    strange = sorted(set(found.layers) - set(every))
+    if strange:
+        names = ", ".join(sorted({name.rpartition(".")[2] for name in strange}))
         raise BadRequest(
-            f"{folder} is not plain LoRA ({', '.join(unusual) or config.get('peft_type')}); merge it first"
+            f"{folder} adapts {names}, which this engine does not train in {type(model).__name__}; "
+            f"it trains {', '.join((*ATTENTION, *MLP))} and the head"
         )
-    names = {key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")[0] for key in tensors}
-    return {name: _pair(folder, tensors, name, scale, model) for name in sorted(names)}
+    ends = {name.rpartition(".")[2] for name in found.layers}
+    whole = {name for name in every if name.rpartition(".")[2] in ends} == set(found.layers)
+    # Names of kinds of layers where they say it all, so that settings stay short; else every layer's own name.
+    targets: tuple[str, ...] = tuple(sorted(ends)) if whole else found.layers
+    usual = {name.rpartition(".")[2] for name in target_layers(model, LoraSettings(rank=1))}
+    return LoraSettings(rank=found.rank, alpha=found.alpha, seed=seed, targets=() if set(targets) == usual else targets)
+
+
+def read_peft_weights(folder: Path, shapes: dict[str, torch.Size], info: ModelInfo) -> dict[str, Tensor]:
+    """The tensors of a PEFT folder under the names of the engine's own parameters, which have these shapes."""
+    if (folder / MANIFEST).exists():
+        check_model(folder, read_manifest(folder, KIND), info)
+    tensors = {
+        name.removeprefix(PREFIX).removesuffix(".weight"): tensor.float() for name, tensor in _tensors(folder).items()
+    }
+    found = shapes_of(tensors)
+    wrong = [name for name in sorted({*shapes, *found}) if shapes.get(name) != found.get(name)]
+    if wrong:
+        raise BadRequest(f"{folder} does not fit {info.name!r}: {', '.join(wrong[:3])} is missing or of another shape")
+    return tensors
 
 
 def _pair(folder: Path, tensors: dict[str, Tensor], name: str, scale: float, model: Any) -> Pair:

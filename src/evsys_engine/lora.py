@@ -104,15 +104,17 @@ def adapt_linears(model: nn.Module) -> None:
 
 def target_layers(model: Any, settings: LoraSettings) -> dict[str, nn.Linear]:
     """The layers these settings train, by name."""
-    wanted = (ATTENTION if settings.train_attn else ()) + (MLP if settings.train_mlp else ())
+    usual = (ATTENTION if settings.train_attn else ()) + (MLP if settings.train_mlp else ())
+    wanted = settings.targets or usual
     layers: dict[str, nn.Linear] = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, AdaptedLinear) and name.rpartition(".")[2] in wanted
+        if isinstance(module, AdaptedLinear) and (name.rpartition(".")[2] in wanted or name in wanted)
     }
-    if settings.train_unembed:
-        head = model.get_output_embeddings()
-        layers[next(name for name, module in model.named_modules() if module is head)] = head
+    head = model.get_output_embeddings()
+    head_name = next(name for name, module in model.named_modules() if module is head)
+    if head_name in wanted or (settings.train_unembed and not settings.targets):
+        layers[head_name] = head
     if not layers:
         raise EngineError(
             f"nothing to train: of {', '.join((*ATTENTION, *MLP))} and the head, "

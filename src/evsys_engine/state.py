@@ -65,7 +65,7 @@ def read_snapshot(folder: Path, settings: LoraSettings, info: ModelInfo, shapes:
     """The state in `folder`, which must fit these settings and the parameters' shapes."""
     facts = read_manifest(folder, KIND)
     check_model(folder, facts, info)
-    _check_settings(folder, facts["settings"], settings)
+    check_settings(folder, facts["settings"], settings)
     try:
         weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
     except (OSError, SafetensorError) as exc:
@@ -82,12 +82,18 @@ def check_model(folder: Path, facts: dict[str, Any], info: ModelInfo) -> None:
         raise BadRequest(f"{folder} was trained over {facts['model']!r}, whose weights are not those of {info.name!r}")
 
 
-def _check_settings(folder: Path, saved: dict[str, Any], settings: LoraSettings) -> None:
+def check_settings(folder: Path, saved: dict[str, Any], settings: LoraSettings) -> None:
     """The seed may differ: it only says where the weights once began."""
-    differ = {key: value for key, value in asdict(settings).items() if key != "seed" and saved.get(key) != value}
+    theirs = asdict(settings_from(saved))
+    differ = {key: value for key, value in asdict(settings).items() if key != "seed" and theirs[key] != value}
     if differ:
-        told = "; ".join(f"it has {key} {saved.get(key)}, this adapter has {value}" for key, value in differ.items())
+        told = "; ".join(f"it has {key} {theirs[key]}, this adapter has {value}" for key, value in differ.items())
         raise BadRequest(f"{folder} does not fit: {told}; create the adapter with the saved settings")
+
+
+def settings_from(saved: dict[str, Any]) -> LoraSettings:
+    """The settings as a manifest has them; older ones have no `targets`."""
+    return LoraSettings(**{**saved, "targets": tuple(saved.get("targets") or ())})
 
 
 def shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:

@@ -73,6 +73,9 @@ class LoraSettings:
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = False
+    targets: tuple[str, ...] = ()
+    """The layers to train, by their last name (`q_proj`) or their whole one, instead of the three above; for adapters
+    that PEFT made elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,9 @@ from typing import Any, ClassVar, Literal
 from evsys_sdk import jsonl
 from evsys_sdk.errors import DataError, not_known, shorten
 
+TEXT_ROLE = "text"
+"""The role of a message that is plain text outside any chat, trained on without the chat template."""
+
 Block = dict[str, Any]
 Content = str | list[Block]
 
@@ -154,6 +157,8 @@ def _check(fields: dict[str, Any], shape: TargetFormat) -> None:
             _check_message(message, f"messages[{index}]")
         if not fields["messages"]:
             raise DataError("messages is empty")
+        if len(fields["messages"]) > 1 and any(message["role"] == TEXT_ROLE for message in fields["messages"]):
+            raise DataError(f"a message of role {TEXT_ROLE} is plain text outside any chat and must be the only one")
         if not isinstance(fields.get("target_assistant"), str | None):
             raise DataError("target_assistant must be text")
     elif shape is TargetFormat.HARBOR_TASK:
@@ -167,6 +172,16 @@ def _check_message(message: Any, place: str) -> None:
         _check_content(message["content"], f"{place}.content")
     elif not message.get("tool_calls"):  # a message that only calls tools may be silent
         raise DataError(f"{place} has no `content`")
+    weight = message.get("weight")
+    if weight is None:
+        return
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise DataError(f"{place}.weight must be 0 (no loss on this message) or 1, not {shorten(repr(weight))}")
+    if weight and message["role"] not in ("assistant", TEXT_ROLE):
+        raise DataError(
+            f"{place}.weight is 1 on a message of role {message['role']!r}; only assistant messages are trained on; "
+            "leave the weight out, or set it to 0"
+        )
 
 
 def _check_content(content: Any, place: str) -> None:
@@ -309,6 +324,12 @@ def with_tools(messages: list[dict[str, Any]], metadata: dict[str, Any]) -> list
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
         return messages
     return [{**messages[0], "tools": tools}, *messages[1:]]
+
+
+def is_learnt(message: dict[str, Any]) -> bool:
+    """Whether imitation trains on this message: the assistant wrote it (or it is plain text), and its `weight`, as in
+    OpenAI's fine-tuning files, is not 0."""
+    return message["role"] in ("assistant", TEXT_ROLE) and message.get("weight") != 0
 
 
 def content_text(content: Content | None) -> str:

@@ -27,10 +27,11 @@ from evsys_sdk.config.reading import forget, note_read
 from evsys_sdk.config.search import settled
 from evsys_sdk.config.source import source_of
 from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RunLocked
+from evsys_sdk.eval.judging import catch_statistics_errors
 from evsys_sdk.preflight import deep_problems, ignored_settings
 from evsys_sdk.protocols import Launcher, RunResult
 from evsys_sdk.record.callbacks import CallbackList
-from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude
+from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude, conclude_without_verdict
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import hold
@@ -39,7 +40,16 @@ from evsys_sdk.running.baselines import Baselines
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
 from evsys_sdk.running.hindsight import admit_hindsight
 from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
-from evsys_sdk.running.launch import Facts, contents_for, facts_of, fork, journal_path, open_journal, take_up
+from evsys_sdk.running.launch import (
+    Facts,
+    contents_for,
+    experiment_id_of,
+    facts_of,
+    fork,
+    journal_path,
+    open_journal,
+    take_up,
+)
 from evsys_sdk.running.leakage import forget_benchmarks
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in
 from evsys_sdk.running.own_files import described, made, set_aside, sweep_leftovers, write_files
@@ -84,6 +94,8 @@ class Experiment:
         self.config = expanded(config)
         self.ignored: tuple[str, ...] = ()
         """Settings that by the meaning of others will not be looked at."""
+        self.experiment_id: str | None = None
+        """Known when it starts; the same in every process that resumes it or runs it again."""
         self.conclusion: Conclusion | None = None
         """Set when the runs are done, before callbacks hear of the end."""
         self.search: dict[str, Any] | None = None
@@ -92,6 +104,17 @@ class Experiment:
         """The arms that it came to."""
         self.admissions: list[Admission] = []
         """How test tasks take part in choosing; known when it starts."""
+
+    @property
+    def best_score(self) -> float | None:
+        """The success metric of the best arm, over its seeds; None before the end and where no arm has a score."""
+        success = self.config.metadata.success_metric
+        arms = self.conclusion.arms if self.conclusion else []
+        means = {arm.arm: arm.mean for arm in arms if arm.scores}
+        if success is None or not means:
+            return None
+        best = self.conclusion.best_arm if self.conclusion else None
+        return means[best] if best in means else (min if success.mode == "min" else max)(means.values())
 
     @classmethod
     def from_yaml(cls, path: str | Path, *, overrides: Sequence[str] = ()) -> Experiment:
@@ -132,6 +155,7 @@ class Experiment:
         written = last_written(journal_path(output_dir, config.name))
         with closing(open_journal(journal_path(output_dir, config.name), fresh=fresh)) as journal:
             line = take_up(journal, config.name, facts, fresh=fresh)
+            self.experiment_id = experiment_id_of(line)
             callbacks.members.append((READ, ReadNotes(line, lambda: [*shared_reads(config), *parts.read()])))
             started -= seconds_before(line, written)
             limits = (config.budget, config.search.budget if config.search else None)
@@ -172,16 +196,22 @@ class Experiment:
         metadata, search = self.config.metadata, self.config.search
         # A grid is a matrix written otherwise; of trials that were drawn, none is the baseline by coming first.
         drawn = search is not None and search.kind != "grid"
-        findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn)
-        conclusion = conclude(
-            arms,
-            hypothesis=str(metadata.hypothesis),
-            success=metadata.success_metric,
-            findings=admit_hindsight(findings, arms, launched_at(line)),
-            models=models,
-            search=search_lines(self.search) if self.search else (),
-            admitted=self._admitted(),
-        )
+        try:
+            with catch_statistics_errors():
+                findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn, name=self.config.name)
+                conclusion = conclude(
+                    arms,
+                    hypothesis=str(metadata.hypothesis),
+                    success=metadata.success_metric,
+                    findings=admit_hindsight(findings, arms, launched_at(line)),
+                    models=models,
+                    search=search_lines(self.search) if self.search else (),
+                    admitted=self._admitted(),
+                )
+        except Cancelled:
+            raise
+        except EvsysError as exc:  # the runs are done, and their record is worth more than its summary
+            conclusion = conclude_without_verdict(arms, str(exc))
         verdict = {"best_arm": conclusion.best_arm, "text": conclusion.text, **conclusion.findings.data}
         line.add("verdict", verdict, at=0, key=config_hash(verdict))
         return conclusion

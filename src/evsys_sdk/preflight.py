@@ -179,10 +179,29 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
     recipe = run.algorithm.params
     place = "algorithm.params.agent_import_path"
     yield from _check_agent(recipe.get("agent_import_path"), recipe.get("agent_params"), place)
-    start = run.model.load_checkpoint_path
-    if start is not None and "://" not in start and not Path(start).exists():
-        yield Problem(path="model.load_checkpoint_path", value=start, message="there is no such file or folder")
+    yield from _check_start(run)
     yield from early_problems(run, config)
+
+
+def _check_start(run: RunConfig) -> Iterator[Problem]:
+    """Saved weights that are not there, or that the backend is known not to be able to start from."""
+    start, place = run.model.load_checkpoint_path, "model.load_checkpoint_path"
+    if start is None or "://" in start:
+        return
+    if not Path(start).exists():
+        yield Problem(path=place, value=start, message="there is no such file or folder")
+        return
+    block = _block("backend", registry.backends, run.backend)
+    if check_block(block):
+        return
+    backend, rank = registry.backends.get(block.kind), run.algorithm.params.get("lora_rank")
+    problem = None
+    if hasattr(backend, "checkpoint_problem"):
+        problem = backend(**block.params).checkpoint_problem(start, rank if isinstance(rank, int) else None)
+    elif (Path(start) / "adapter_config.json").exists():
+        problem = f"this is a PEFT adapter, which the backend {block.kind!r} does not train further; use local"
+    if problem:
+        yield Problem(path=place, value=start, message=problem)
 
 
 def _check_recipe(run: RunConfig) -> Iterator[Problem]:
@@ -236,6 +255,9 @@ def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem
         yield Problem(path="algorithm.params.best_by", message=message, value=name)
 
 
+FILE_KINDS = ("jsonl", "json", "csv", "parquet")
+
+
 def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[Problem]:
     from evsys_sdk.data.sources import find_path
     from evsys_sdk.data.workspace import Workspace
@@ -245,12 +267,14 @@ def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[
     try:
         if ref is not None:
             Workspace.find(source_of(config).folder).get(ref, "dataset")
-        elif data.source_kind in ("jsonl", "json") and not check_block(
+        elif data.source_kind in FILE_KINDS and not check_block(
             _block("data_store", registry.data_stores, config.data_store)
         ):
             with blame(DataError, f"data store {config.data_store.kind!r}"):
                 store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
                 find_path(str(data.path), store=store, folders=folders)
+            if data.source_kind == "parquet" and find_spec("pyarrow") is None:
+                raise DataError("a Parquet file needs pyarrow: pip install 'evsys-sdk[parquet]'")
         elif data.source_kind == "hf_dataset" and find_spec("datasets") is None:
             raise DataError("an hf_dataset needs datasets: pip install 'evsys-sdk[local]'")
     except EvsysError as exc:
@@ -358,10 +382,10 @@ def _overridden_seed(run: RunConfig, config: ExperimentConfig) -> Iterator[tuple
 
 
 def _ignored_in_data(data: DataConfig) -> Iterator[tuple[str, str]]:
-    uses = {"jsonl": {"path"}, "json": {"path"}, "in_memory": {"rows"}, "hf_dataset": {"hf_dataset", "hf_split"}}
+    uses = {"in_memory": {"rows"}, "hf_dataset": {"hf_dataset", "hf_split"}}
     sources = {"source_kind", "path", "rows", "hf_dataset", "hf_split"}
     ref = "dataset_id" if data.dataset_id else "dataset_name" if data.dataset_name else None
-    used = set() if ref else uses[data.source_kind] | {"source_kind"}
+    used = set() if ref else uses.get(data.source_kind, {"path"}) | {"source_kind"}
     why = f"{ref} is set" if ref else f"source_kind is {data.source_kind}"
     for key in sorted((sources - used) & data.model_fields_set):
         yield key, why

@@ -281,6 +281,8 @@ class KeptWeights:
     metrics: dict[str, float] = field(default_factory=dict)
     final: bool = False
     """Training ended with them."""
+    planned: bool = True
+    """False for weights that are saved only because the run was stopped at their step."""
 
 
 class Hooks(Protocol):
@@ -289,14 +291,17 @@ class Hooks(Protocol):
     def train_start(self, total_steps: int | None) -> None: ...
 
     def step_start(self, step: int) -> None:
-        """Before the work on optimiser step `step`. Raises Cancelled when the experiment may spend no more."""
+        """Before the work on optimiser step `step`. Raises Cancelled when the user wants to stop, or when the
+        experiment may spend no more."""
         ...
 
     async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
         """After optimiser step `step` (1-based). Raises Cancelled when the user wants to stop."""
         ...
 
-    def checkpoint(self, step: int, path: str) -> None: ...
+    def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
+        """Weights and optimiser of `step` are saved; `planned` is False if they are only there to resume from."""
+        ...
 
     async def resumed(self, last: KeptWeights) -> None:
         """After train_start of a resumed run: the steps up to this checkpoint were done before (step 0: none)."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
+from evsys_sdk import registry
 from evsys_sdk.asyncs import Interrupted
 from evsys_sdk.data.rows import LoadedRows
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, EvsysError, not_known
@@ -26,6 +27,7 @@ from evsys_sdk.running.http_front import http_front
 from evsys_sdk.running.leakage import audit_block
 from evsys_sdk.running.live import LoopHooks
 from evsys_sdk.running.pausing import Paused, end_key, paused_result
+from evsys_sdk.running.resume_hint import STOPPED_AT
 from evsys_sdk.running.scoring import Scoring, score_after_training, score_untrained
 from evsys_sdk.running.workbench import RunPlan, Workbench
 from evsys_sdk.training.render import renderer_for
@@ -92,7 +94,7 @@ def _outcome(bench: Workbench) -> RunResult:
     except Paused as exc:
         return paused_result(bench, exc.step)
     except BudgetSpent as exc:
-        return replace(bench.result, status="cancelled", error=str(exc))
+        return _stopped_result(bench, exc)
     except (KeyboardInterrupt, Interrupted, Cancelled) as exc:
         return _cancelled(bench, exc)
     except (*FOREIGN, asyncio.CancelledError) as exc:
@@ -105,7 +107,20 @@ def _outcome(bench: Workbench) -> RunResult:
 
 def _cancelled(bench: Workbench, exc: BaseException) -> RunResult:
     bench.plan.stop.set()
-    return replace(bench.result, status="cancelled", error=str(exc) or "interrupted")
+    return _stopped_result(bench, exc)
+
+
+def _stopped_result(bench: Workbench, exc: BaseException) -> RunResult:
+    """The run's result so far, with a note of the step it stopped at and of the checkpoint to resume from."""
+    hooks = bench.ctx.hooks if bench.ctx else None
+    note = {}
+    if isinstance(hooks, LoopHooks):
+        algorithm = registry.algorithms.build(bench.plan.run.algorithm.kind, dict(bench.plan.run.algorithm.params))
+        resumes = getattr(algorithm, "goes_on", True) and (bench.service is None or bench.service.capabilities.resume)
+        note = {STOPPED_AT: {**hooks.stopped_at(), "resumes": resumes}}
+    return replace(
+        bench.result, status="cancelled", error=str(exc) or "interrupted", extras={**bench.result.extras, **note}
+    )
 
 
 def _run(bench: Workbench) -> RunResult:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import shutil
 import stat
@@ -28,14 +27,14 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.sandbox_filter import keyring_filter
-from evsys_sdk.sandbox_launch import PATH, Launch, Limits, memory_file, outer_command
+from evsys_sdk.sandbox_filter import seccomp_filter
+from evsys_sdk.sandbox_launch import PATH, Launch, Limits, SandboxError, memory_file, outer_command
 from evsys_sdk.sandbox_uids import UidLease, hold
 
 HOME = "/app"
 PREFIX = "evsys-sandbox-"
 NEVER = "nothing is run without a sandbox"
-TOOLS = {"bwrap": "bubblewrap", "setpriv": "util-linux", "prlimit": "util-linux", "choom": "util-linux"}
+TOOLS = {"bwrap": "bubblewrap", "setpriv": "util-linux"}
 TRIES = 6
 # What programs want to read of /etc; passwords, keys and host names are not among it.
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
@@ -44,10 +43,6 @@ OWN_ETC = {
     "group": "root:x:0:\nuser:x:1000:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
-
-
-class SandboxError(EvsysError):
-    """The sandbox itself failed: the command did not run, or a file cannot be had."""
 
 
 class SandboxUnavailable(SandboxError):
@@ -176,8 +171,7 @@ class Sandbox:
         launch = Launch(self._uid)
         self._live.add(launch)
         try:
-            outside = outer_command(self.limits, self._uid, math.ceil(seconds) + 1)
-            await launch.run(outside, jail, argv, seconds, self.limits.output_bytes)
+            await launch.run(jail, argv, limits=self.limits, seconds=seconds)
         finally:
             self._live.discard(launch)
         return launch
@@ -300,9 +294,9 @@ def why_unavailable() -> str | None:
 def _try_out() -> str | None:
     """What bubblewrap says when it cannot; None when it can."""
     jail = ["--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/usr", "/usr", *_root_links()]
-    with UidLease() as uid, memory_file(keyring_filter()) as refused:
+    with UidLease() as uid, memory_file(seccomp_filter()) as refused:
         jail += ["--proc", "/proc", "--dev", "/dev", "--seccomp", str(refused)]
-        argv = [*outer_command(Limits(), uid, 10), *jail, "/bin/true"]
+        argv = [*outer_command(uid), *jail, "/bin/true"]
         tried = subprocess.run(
             argv, capture_output=True, text=True, env={}, timeout=60, check=False, pass_fds=(refused,)
         )

@@ -266,7 +266,7 @@ SCENARIOS = {
     "nonzero exit": ("nonzero_exit", {}, Expected("agent_error", "NonZeroAgentExitCodeError")),
     "post-run backfill": ("tells_later", {}, Expected(tokens=[[*b"yes"]])),
     "no tokens at all": ("tells_nothing", {}, Expected(reward=0.0, tokens=[])),
-    "setup raises": ("setup_raises", {}, Expected("agent_error", "RuntimeError", None, [], events=[*START, "end"])),
+    "setup raises": ("setup_raises", {}, Expected("infra_error", "RuntimeError", None, [], events=[*START, "end"])),
     "setup timeout": (
         "setup_hangs", {"limits": BRIEF_SETUP, "retries": 0},
         Expected("infra_error", "AgentSetupTimeoutError", None, [], events=[*START, "end"]),

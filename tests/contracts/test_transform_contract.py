@@ -11,11 +11,25 @@ from evsys_sdk.protocols import Transform
 from evsys_sdk.registry import list_transforms, register_transform, transforms
 
 BUILT_INS = [name for name in list_transforms() if transforms.entries[name].origin.startswith("evsys_sdk.")]
-ROWS = [{"query": f"q{n}", "tool_slug": f"T{n % 3}", "n": n} for n in range(12)]
+ROWS = [
+    {
+        "query": f"q{n}",
+        "tool_slug": f"T{n % 3}",
+        "n": n,
+        "conversations": [{"from": "human", "value": f"q{n}"}, {"from": "gpt", "value": f"T{n % 3}"}],
+        "instruction": f"do {n}",
+        "output": f"done {n}",
+        "text": f"text {n}",
+        "chosen": f"yes {n}",
+        "rejected": f"no {n}",
+    }
+    for n in range(12)
+]
 NEEDED = {
     "filter": {"key": "n", "min": 3},
     "map_fields": {"rename": {"query": "prompt"}},
     "sample": {"n": 5},
+    "to_preference": {"prompt_key": "query"},
     "split": {"part": "train"},
 }
 

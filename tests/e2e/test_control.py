@@ -106,7 +106,7 @@ def test_a_detached_run_is_launched_watched_stopped_and_goes_on(project, slow):
 
     (project.root / "dawdle").unlink()
     done = project.evsys("run", path)
-    assert done.returncode == 0 and "goes on from step" in done.stderr, done.stderr
+    assert done.returncode == 0 and "Resuming hello_sft" in done.stderr, done.stderr
     status = told(project, "status", "hello_sft")
     assert (status["state"], status["runs"][0]["status"]) == ("completed", "completed")
     taken_up = _records(project, "outputs")
@@ -151,7 +151,7 @@ def test_a_killed_one_is_interrupted_and_goes_on(project, slow):
     out, err = follower.communicate(timeout=120)
     assert follower.returncode == 0, err
     headers = [line for line in out.splitlines() if line.startswith("=== ")]
-    assert len(headers) == 2 and "goes on from step" in out and "record: outputs (" in out.splitlines()[-1]
+    assert len(headers) == 2 and "Resuming hello_sft" in out and "record: outputs (" in out.splitlines()[-1]
     assert told(project, "status", "hello_sft")["state"] == "completed"
 
 
@@ -201,7 +201,7 @@ def test_a_run_in_the_foreground_has_a_log_too_and_is_stopped_from_elsewhere(pro
     at_step(project, 2)
     assert told(project, "stop", "hello_sft")["state"] == "cancelled"
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and "r0: cancelled" in out and "stopping after this step" in err
+    assert process.returncode == 2 and "r0: cancelled" in out and "Stopping after the current step." in err
     lines = told(project, "logs", "hello_sft")["lines"]
     assert lines[0].startswith("=== ") and lines[0].endswith(" ===") and f"process {process.pid} on" in lines[0]
     assert any(line.endswith(" r0: preparing") for line in lines) and "r0: cancelled" in "\n".join(lines)

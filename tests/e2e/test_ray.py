@@ -114,7 +114,7 @@ def test_a_killed_node_costs_nothing_but_time(project, minimal_run, record_tree,
     _, told = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0, told
     assert "lost its Ray worker and goes on elsewhere" in told
-    assert "goes on from step" in told, "from its checkpoint, not from the beginning"
+    assert "Resuming hello_sft" in told, "from its checkpoint, not from the beginning"
 
     here, there = record_tree(project.root / "here/out"), record_tree(out)
     assert here.keys() == there.keys()
@@ -197,7 +197,7 @@ def test_stopping_reaches_the_workers_and_another_launcher_goes_on(project, mini
     reached = project.metrics()[-1]["step"]
     assert 3 <= reached < 60
     again = project.evsys("run", project.config(run=run))
-    assert again.returncode == 0 and "goes on from step" in again.stderr
+    assert again.returncode == 0 and "Resuming hello_sft" in again.stderr
     assert [row["step"] for row in project.metrics() if "loss" in row] == list(range(1, 61))
 
 
@@ -251,7 +251,7 @@ def test_a_ray_of_its_own_without_its_only_node_ends_the_run_and_the_same_comman
     record = project.record()
     assert record["status"] == "failed" and record["error"].startswith("the Ray cluster has lost its last node")
     again = project.evsys("run", config)
-    assert again.returncode == 0 and "goes on from step" in again.stderr, again.stderr
+    assert again.returncode == 0 and "Resuming hello_sft" in again.stderr, again.stderr
     assert [row["step"] for row in project.metrics() if "loss" in row] == list(range(1, 61))
 
 

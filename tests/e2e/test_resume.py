@@ -107,7 +107,7 @@ def test_killed_twice_and_resumed_is_the_same_run(project, minimal_run):
         backend__params={"latency_ms": 10},
     )
     whole, resumed, done = _both(project, run, kills=[12, 30], metadata=_benchmark(project))
-    assert "goes on from step" in done.stderr
+    assert "Resuming hello_sft" in done.stderr
     assert whole == resumed
     assert len(resumed["steps"]) == 40 and resumed["metrics"]["val/colours/pass@1"] == 1.0
 
@@ -167,11 +167,11 @@ def test_ctrl_c_is_taken_up_too_and_fresh_begins_anew(project, minimal_run):
     _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6, number=signal.SIGINT)
     assert project.record()["status"] == "cancelled"
     fresh = project.evsys("run", path, "--fresh", "--steps", "2")
-    assert "goes on" not in fresh.stderr and project.record()["metrics"]["steps"] == 2
+    assert "Resuming" not in fresh.stderr and project.record()["metrics"]["steps"] == 2
     shutil.rmtree(project.root / "outputs")
     _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6, number=signal.SIGINT)
     again = project.evsys("run", path)
-    assert "goes on from step" in again.stderr and project.record()["metrics"]["steps"] == 30
+    assert "Resuming hello_sft" in again.stderr and project.record()["metrics"]["steps"] == 30
 
 
 def test_weights_that_somebody_removed_are_not_gone_on_from(project, minimal_run):
@@ -183,7 +183,7 @@ def test_weights_that_somebody_removed_are_not_gone_on_from(project, minimal_run
     _kill_when(project, path, lambda: len(_lines_of(logged)) >= 8)
     shutil.rmtree(project.root / "outputs/r0/weights")
     done = project.evsys("run", path, check=True)
-    assert "goes on" not in done.stderr and project.record()["metrics"]["steps"] == 20
+    assert "Resuming" not in done.stderr and project.record()["metrics"]["steps"] == 20
 
 
 def test_strict_does_not_blame_a_resumed_run_for_what_was_read_before(project, minimal_run):
@@ -244,7 +244,7 @@ def test_a_checkpoint_is_told_after_its_step_also_when_it_is_told_again(project,
     if where != "nowhere":
         assert project.evsys("run", path).returncode == -signal.SIGKILL
     done = project.evsys("run", path, check=True)
-    assert where == "nowhere" or "goes on from step 3" in done.stderr
+    assert where == "nowhere" or "r0 from step 3" in done.stderr
     told = (project.root / "outputs/r0/told.txt").read_text().splitlines()
     assert told == ["step 1", "step 2", "step 3", "checkpoint 3", "step 4", "checkpoint 4"]
     assert [row["step"] for row in project.metrics() if "loss" in row] == [1, 2, 3, 4]
@@ -307,7 +307,7 @@ def test_a_moved_output_directory_goes_on_from_its_own_files(project, minimal_ru
     _kill_when(project, path, lambda: len(_lines_of(logged)) >= 8)
     (project.root / "outputs").rename(project.root / "moved")
     done = project.evsys("run", project.config(run=run, output_dir="./moved"), check=True)
-    assert "goes on from step" in done.stderr and str(project.root / "moved") in done.stderr
+    assert "Resuming hello_sft" in done.stderr and str(project.root / "moved") in done.stderr
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -337,6 +337,6 @@ def test_an_interrupted_local_run_ends_with_bit_equal_weights(project, minimal_r
         eval={"enabled": False},
     )
     whole, resumed, done = _both(project, run, kills=[5, 8])
-    assert "goes on from step" in done.stderr
+    assert "Resuming hello_sft" in done.stderr
     assert whole["weights"].keys() == resumed["weights"].keys() and len(whole["weights"]) > 1
     assert whole == resumed

@@ -65,6 +65,7 @@ def world(tmp_path, monkeypatch):
     ]
     for name in ("train", "val", "more"):
         _write(tmp_path / f"data/{name}.jsonl", rows)
+    (tmp_path / "data/train.csv").write_text("instruction,input,output\nsay it,red,red\nsay blue,,blue\n")
     for folder, verb in (("data/val", "say"), ("data/test", "spell"), ("data/benchmark/colours", "say")):
         tasks = [
             {

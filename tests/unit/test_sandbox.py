@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -283,6 +285,87 @@ def test_the_sandbox_dies_with_its_launcher():
     _wait_until(lambda: alive(mark) == [])
 
 
+@pytest.fixture
+def open_folder():
+    """A folder that a sandbox's uid can reach; pytest's own are closed to it."""
+    folder = Path(tempfile.mkdtemp(prefix="evsys-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+HALF_MADE = """
+import asyncio, sys
+from evsys_sdk import sandbox, sandbox_launch
+sandbox.why_unavailable = lambda: None
+real = sandbox_launch._tool
+sandbox_launch._tool = lambda name: sys.argv[1] if name == "bwrap" else real(name)
+asyncio.run(sandbox.run_sandboxed(["true"]))
+"""
+
+
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.skipif(os.name != "posix" or not os.path.exists("/proc/self/stat"), reason="needs Linux")
+@pytest.mark.skipif(sandbox.shutil.which("setpriv") is None, reason="needs util-linux")
+def test_what_has_not_yet_asked_to_die_with_its_parent_dies_with_the_launcher(open_folder, ended):
+    """A bubblewrap that was killed in the middle of its start, held still: its inside has lost its parent."""
+    mark = mark_seconds()
+    half_made = open_folder / "bwrap"
+    half_made.write_text(f"#!/bin/sh\nsetsid sh -c 'setsid sleep {mark} & sleep {mark}' &\nexec sleep {mark}\n")
+    half_made.chmod(0o755)
+    launcher = subprocess.Popen([sys.executable, "-c", HALF_MADE, str(half_made)])
+    try:
+        _wait_until(lambda: len(alive(mark)) >= 4)  # the shell, and its three sleeps
+    finally:
+        launcher.send_signal(ended)
+        launcher.wait()
+    _wait_until(lambda: alive(mark) == [] and alive(f"--launcher={launcher.pid}") == [])
+
+
+LOOPING = """
+import asyncio, sys
+from evsys_sdk.sandbox import run_sandboxed, why_unavailable
+async def again(number):
+    while True:
+        await run_sandboxed(["sleep", sys.argv[1]], timeout_seconds=0.01 + 0.02 * number)
+async def work():
+    why_unavailable()
+    print("ready", flush=True)
+    await asyncio.gather(*map(again, range(3)))
+asyncio.run(work())
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("moment", [0.0, 0.01, 0.03, 0.06, 0.1, 0.3])
+def test_a_launcher_that_is_killed_while_sandboxes_start_leaves_nothing(moment):
+    """`perf/sandbox_kills.py` does this 300 times."""
+    mark = mark_seconds()
+    with subprocess.Popen([sys.executable, "-c", LOOPING, mark], stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            assert launcher.stdout.readline() == "ready\n"
+            time.sleep(moment)
+        finally:
+            launcher.kill()
+    _wait_until(lambda: alive(mark) == [] and alive(f"--launcher={launcher.pid}") == [])
+
+
+@needs_bubblewrap
+async def test_without_its_supervisor_a_command_fails_and_the_next_one_has_a_new_one():
+    mark = mark_seconds()
+    async with Sandbox() as box:
+        job = asyncio.ensure_future(box.run(f"sleep {mark}"))
+        while not alive(mark):
+            await asyncio.sleep(0.02)
+        [pid] = alive(f"--launcher={os.getpid()}")
+        os.kill(int(pid), signal.SIGKILL)
+        with pytest.raises(SandboxError, match="was ended"):
+            await job
+        while alive(mark):
+            await asyncio.sleep(0.02)
+        assert (await box.run("echo again")).stdout == "again\n"
+
+
 def _wait_until(true, seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
@@ -378,13 +461,9 @@ async def test_two_sandboxes_do_not_see_each_other():
 
 
 @needs_bubblewrap
-async def test_what_a_killed_launcher_left_is_removed_and_what_is_in_use_is_not(monkeypatch, tmp_path):
-    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
-    tmp_path.chmod(0o711)
-    for parent in tmp_path.parents[:-1]:
-        if str(parent) not in ("/tmp", "/"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    stale = tmp_path / "evsys-sandbox-left"
+async def test_what_a_killed_launcher_left_is_removed_and_what_is_in_use_is_not(monkeypatch, open_folder):
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(open_folder))
+    stale = open_folder / "evsys-sandbox-left"
     stale.mkdir()
     async with Sandbox() as live:
         long_ago = time.time() - 3600

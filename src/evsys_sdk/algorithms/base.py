@@ -158,12 +158,23 @@ class BaseAlgorithm(ABC):
         if lack:
             raise BackendError(f"{self.name or type(self).__name__}: {lack}")
         self.renderer = renderer_of(ctx, self.service)
-        self.client = await self.service.create_training_client(rank=self.cfg.lora_rank, seed=ctx.seed)
+        self.client = await self.service.create_training_client(rank=self.rank_of(ctx), seed=ctx.seed)
         if ctx.start_from:
             await self.client.load_state(ctx.start_from, optimizer=False)
         await self.setup(ctx, self.service)
         result = await run_loop(self, self.client, self.service, ctx, self._plan(ctx), clock=self.clock)
         return self._finished(ctx, result)
+
+    def rank_of(self, ctx: RunContext) -> int:
+        """`lora_rank`; where it is not set, that of the saved weights to start from, if the backend can tell."""
+        saved_rank = getattr(self.service, "saved_rank", None)
+        if not ctx.start_from or saved_rank is None or "lora_rank" in self.cfg.model_fields_set:
+            return self.cfg.lora_rank
+        rank = int(saved_rank(ctx.start_from))
+        if rank != self.cfg.lora_rank:
+            self.notes["lora_rank"] = rank
+            get_logger(__name__).info("lora_rank is %d, as in %s", rank, ctx.start_from)
+        return rank
 
     def _plan(self, ctx: RunContext) -> LoopPlan:
         cfg = self.cfg

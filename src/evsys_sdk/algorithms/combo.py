@@ -83,6 +83,11 @@ class Combo:
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether an interrupted run resumes from its checkpoint in every phase."""
+        return all(getattr(build(phase), "goes_on", True) for phase in self.cfg.phases)
+
     def needs(self, capabilities: Capabilities) -> str | None:
         """What the backend lacks for any of the phases."""
         for name, phase in zip(names_of(self.cfg.phases), self.cfg.phases, strict=True):

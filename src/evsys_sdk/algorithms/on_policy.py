@@ -16,11 +16,12 @@ from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
 from evsys_sdk.errors import BackendError
+from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import AgentSpec, Rollout, RolloutEngine, Row, RunContext
 from evsys_sdk.surface import SamplingClient, SamplingParams, TrainingService, derive_seed
 from evsys_sdk.training.batch import RowOrder
 from evsys_sdk.training.prompts import Prompt
-from evsys_sdk.training.rollout_data import Gated, Group, gate, rollout_metrics
+from evsys_sdk.training.rollout_data import Gated, Group, gate, rewarded, rollout_metrics
 from evsys_sdk.training.rollout_log import log_rollouts
 from evsys_sdk.training.rollout_weights import RolloutWeights
 
@@ -67,6 +68,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.ahead: dict[int, asyncio.Task[list[Group]]] = {}
         """Rollouts under way, by the step that will learn from them; the event loop's end stops those left over."""
         self.empty_steps = 0
+        self.warned = False
         self.totals = {"rollouts": 0.0, "rollouts_dropped": 0.0, "steps_skipped": 0.0}
         self.rewards: list[float] = []
 
@@ -146,7 +148,10 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             agent=self._agent(),
         )
         return [
-            group if prompt.judged else [replace(rollout, reward=None) for rollout in group]
+            [
+                rewarded(rollout, prompt.failing_reward) if prompt.judged else replace(rollout, reward=None)
+                for rollout in group
+            ]
             for group, prompt in zip(groups, prompts, strict=True)
         ]
 
@@ -163,6 +168,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             self.totals[name] += metrics[name]
         if "reward/mean" in metrics:
             self.rewards.append(metrics["reward/mean"])
+        self._warn_of_failures(step, gated)
         self.empty_steps = 0 if gated.groups else self.empty_steps + 1
         if self.empty_steps == min(GIVE_UP_AFTER, self.last_step):
             reasons = ", ".join(f"{count} {reason}" for reason, count in gated.dropped.items())
@@ -170,6 +176,21 @@ class OnPolicyAlgorithm(BaseAlgorithm):
                 f"{self.empty_steps} steps in a row had no usable rollout (step {step}: {reasons}); "
                 f"first error: {gated.first_error or 'none'}"
             )
+
+    def _warn_of_failures(self, step: int, gated: Gated) -> None:
+        """Say it once when every rollout of a step failed: the model may be bad at its task, or the agent broken."""
+        if self.warned or not gated.groups or gated.failures.total() < sum(map(len, gated.groups)):
+            return
+        self.warned = True
+        reasons = ", ".join(f"{count} {status}" for status, count in gated.failures.items())
+        get_logger(__name__).warning(
+            "%s, step %d: every rollout failed (%s); they count as failures. Check the agent if this goes on. "
+            "First error: %s",
+            self.ctx.run_id,
+            step,
+            reasons,
+            gated.first_error,
+        )
 
     def skipped(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics of a step that has nothing to learn from; it is counted."""

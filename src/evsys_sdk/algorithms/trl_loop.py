@@ -66,9 +66,8 @@ class TrlAlgorithm(BaseAlgorithm):
         from evsys_sdk.backends.trainable_copy import TrainableCopy
 
         service: Any = self.service
-        copy: Any = TrainableCopy(service, rank=self.cfg.lora_rank, seed=ctx.seed)  # a client as far as loops need one
-        if ctx.start_from:
-            copy.load_state(ctx.start_from)
+        # A client as far as loops need one.
+        copy: Any = TrainableCopy(service, rank=self.rank_of(ctx), seed=ctx.seed, start=ctx.start_from)
         plan = self._plan(ctx)
         folder = ctx.output_dir / "trl"
         settings = self._settings(plan, folder, ctx.seed, copy)
@@ -150,7 +149,11 @@ class TrlLoop(Loop):
             self.result.take_up(last)
             self.result.stopped = last.stopped
         elif last:
-            get_logger(__name__).warning("TRL's trainer cannot go on from step %s; it starts again", last.step)
+            get_logger(__name__).warning(
+                "%s: TRL's optimizer state is not saved, so training starts again instead of resuming from step %s",
+                self.ctx.run_id,
+                last.step,
+            )
             self.manifest.checkpoints.clear()
         if self.ctx.hooks:
             step = self.result.steps

@@ -33,6 +33,14 @@ class ChatTokenizer:
         """The same tokens under another chat template, in Jinja."""
         return ChatTokenizer(self.inner, template)
 
+    @cached_property
+    def text_start(self) -> list[int]:
+        """The marks that the tokenizer puts before any text (Llama's beginning of text); mostly none."""
+        marked = list(self.inner.encode("a", add_special_tokens=True))
+        plain = list(self.inner.encode("a", add_special_tokens=False))
+        at = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)
+        return marked[:at]
+
     def encode(self, text: str) -> list[int]:
         """The tokens of `text` alone; a mark in it is text."""
         if self._marks is None or not self._marks.search(text):

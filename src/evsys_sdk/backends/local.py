@@ -22,6 +22,7 @@ from pydantic import Field
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError, blame, need
+from evsys_sdk.logs import get_logger
 from evsys_sdk.registry import register_backend
 from evsys_sdk.surface import (
     AdamParams,
@@ -73,6 +74,21 @@ class LocalBackend:
         folders = [Path(name).expanduser(), cache_folder() / name]
         found = next((folder for folder in folders if (folder / "config.json").is_file()), None)
         return text_config(found).get("vocab_size") if found else None
+
+    def checkpoint_problem(self, path: str, rank: int | None) -> str | None:
+        """Why training cannot start from `path`, as far as its files say; `rank` is the recipe's, if it sets one."""
+        from evsys_engine.peft_folder import is_peft_folder, read_peft_folder
+        from evsys_engine.types import EngineError
+
+        if not is_peft_folder(path):
+            return None
+        try:
+            found = read_peft_folder(path)
+        except EngineError as exc:
+            return str(exc)
+        if rank is not None and rank != found.rank:
+            return f"this adapter has rank {found.rank}, and lora_rank is {rank}; leave lora_rank out"
+        return None
 
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         for module, extra in self.requires.items():
@@ -140,6 +156,13 @@ class LocalService:
             return LocalTrainingClient(self, adapter)
 
         return submit(self.worker, make)
+
+    def saved_rank(self, path: str) -> int:
+        """The rank of the adapter whose training state, or PEFT folder, is at `path`."""
+        from evsys_engine.starting import saved_rank
+
+        with blame(BackendError, "the local engine"):
+            return saved_rank(Path(path))
 
     def create_sampling_client(self, path: str | None = None) -> Awaitable[LocalSamplingClient]:
         from evsys_engine.sample_queue import SampleQueue
@@ -249,10 +272,35 @@ class LocalTrainingClient:
         return self.service.save(f"{name}-sampler", self.adapter.save_weights)
 
     def load_state(self, path: str, *, optimizer: bool = True) -> Awaitable[None]:
-        return submit(self.worker, lambda: self.adapter.load_state(Path(path), optimizer=optimizer))
+        """Take up a training state, or a PEFT adapter of the same rank; alpha and layers come with the weights."""
+        from evsys_engine.starting import saved_settings
+
+        def load() -> None:
+            engine, own = self.service.engine, self.adapter.settings
+            _warn_of_another_base(Path(path), engine.info)
+            saved = saved_settings(Path(path), engine.model, seed=own.seed)
+            if saved.rank == own.rank and saved != own:
+                self.service.opened.remove(self.adapter)
+                self.adapter.close()
+                self.adapter = self.service.keep(engine.create_adapter(saved))
+            self.adapter.load_state(Path(path), optimizer=optimizer)
+
+        return submit(self.worker, load)
 
     def get_tokenizer(self) -> ChatTokenizer:
         return self.service.get_tokenizer()
+
+
+def _warn_of_another_base(path: Path, info: Any) -> None:
+    """A PEFT adapter made elsewhere only names its base model; our own folders carry its fingerprint."""
+    from evsys_engine.folders import MANIFEST
+    from evsys_engine.peft_folder import is_peft_folder, read_peft_folder
+
+    if not is_peft_folder(path) or (path / MANIFEST).exists():
+        return
+    base = read_peft_folder(path).base_model
+    if base and Path(base).name.lower() not in {Path(info.name).name.lower(), info.path.name.lower()}:
+        get_logger(__name__).warning("%s says it was trained over %r, and this run trains %r", path, base, info.name)
 
 
 class LocalSamplingClient:

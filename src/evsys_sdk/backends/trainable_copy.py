@@ -21,24 +21,33 @@ INSIDE = "base_model.model."
 class TrainableCopy:
     """The base model once more, in full precision where it is trained, with what is trained over it."""
 
-    def __init__(self, service: LocalService, *, rank: int, seed: int):
+    def __init__(self, service: LocalService, *, rank: int, seed: int, start: str | None = None):
+        from evsys_engine.starting import saved_settings
         from evsys_engine.types import LoraSettings
 
         self.service, self.engine = service, service.engine
         self.settings = LoraSettings(rank=rank, seed=seed)
+        if start:
+            with blame(BackendError, f"loading state {start}"):
+                saved = saved_settings(Path(start), self.engine.model, seed=seed)
+            if saved.rank == rank:  # alpha and layers come with the weights
+                self.settings = saved
         self.steps = 0
         """Optimiser steps done; goes into the saved state."""
         with blame(BackendError, "making a copy of the local model to train"):
             self.model = self._with_adapter(self._load())
+        if start:
+            self._load_start(start)
 
-    def load_state(self, path: str) -> None:
-        """Weights of a saved training state; the optimiser starts afresh."""
-        from evsys_engine.state import read_snapshot, shapes_of
+    def _load_start(self, path: str) -> None:
+        """Weights of a saved training state or of a PEFT adapter; the optimiser starts afresh."""
+        from evsys_engine.starting import read_start
+        from evsys_engine.state import shapes_of
 
         torch = need("torch", extra="local")
         own = self._tensors()
         with blame(BackendError, f"loading state {path}"):
-            saved = read_snapshot(Path(path), self.settings, self.engine.info, shapes_of(own))
+            saved = read_start(Path(path), self.settings, self.engine.info, shapes_of(own), model=self.engine.model)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved.weights[name])
@@ -89,7 +98,7 @@ class TrainableCopy:
         config = peft.LoraConfig(
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
-            target_modules=[*ATTENTION, *MLP],
+            target_modules=list(self.settings.targets) or [*ATTENTION, *MLP],
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",

@@ -35,13 +35,13 @@ def add_parser(verbs: Any) -> None:
 def _add_leakage(inner: Any) -> None:
     leakage = _verb(inner, "leakage", audit_leakage, "whether rows hold tasks of a benchmark, word for word or nearly")
     leakage.epilog = "Exit codes: 0 nothing found, 1 rows hold tasks of the benchmark (or something is wrong)."
-    leakage.add_argument("rows", help="a JSONL or .json file, or a dataset of the workspace by id or name")
+    leakage.add_argument("rows", help="a JSONL, .json, .csv or .parquet file, or a dataset by id or name")
     leakage.add_argument("suite", metavar="benchmark", help="tasks.jsonl or its folder, or a benchmark by id or name")
 
 
 def _add_adding(inner: Any) -> None:
     adding = _verb(inner, "add", add_file, "register a file as the next version of a name")
-    adding.add_argument("path", help="a JSONL file, a .json list, or a folder with tasks.jsonl")
+    adding.add_argument("path", help="a JSONL, .json, .csv or .parquet file, or a folder with tasks.jsonl")
     adding.add_argument("--name", required=True, help="the name to find it by")
     adding.add_argument("--benchmark", action="store_true", help="the rows are tasks of a benchmark")
     adding.add_argument("--parent", action="append", default=[], metavar="REF", help="made from this one; repeatable")
@@ -50,7 +50,7 @@ def _add_adding(inner: Any) -> None:
 
 def _add_preview(inner: Any) -> None:
     preview = _verb(inner, "preview", preview_rows, "rows as a run will see them, after its transforms")
-    preview.add_argument("target", help="a config (.yaml), a JSONL or .json file, an id or a name")
+    preview.add_argument("target", help="a config (.yaml), a JSONL, .json, .csv or .parquet file, an id or a name")
     preview.add_argument("-n", dest="count", type=_positive, default=5, metavar="N", help="how many rows (default 5)")
     preview.add_argument("--run", dest="run_name", metavar="NAME", help="which run of the config (default: the first)")
     preview.add_argument("--raw", action="store_true", help="before the transforms")

@@ -40,17 +40,22 @@ def add_parser(verbs: Any) -> None:
 def list_experiments(args: argparse.Namespace) -> int:
     from evsys_sdk.cli.data import print_json, print_table
     from evsys_sdk.record.look_up import select
+    from evsys_sdk.record.looks import looks_of
 
     history = open_history(args)
+    looks = looks_of(history.entries)
     found = select(history.entries, tags=args.tag, statuses=args.status, conditions=args.metric)
     shown = found[: args.limit]
     if args.json:
         told = {"experiments": [plain_entry(entry) for entry in shown], "left_out": len(found) - len(shown)}
-        print_json(told | {"problems": history.problems})
+        print_json(told | {"benchmarks": [one.as_dict() for one in looks], "problems": history.problems})
     elif shown:
         print_table(["when", "name", "status", "runs", "metric", "best", "tags"], [_row(entry) for entry in shown])
         if len(shown) < len(found):
             print(f"({len(found) - len(shown)} more; --limit)")
+        for one in looks:
+            if one.n_arms > 1:
+                print(f"{'warning' if one.is_spent else 'selected on'}: {one}")
     else:
         print(_nothing(len(history.entries)))
     return EXIT_OK

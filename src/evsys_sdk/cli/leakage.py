@@ -34,12 +34,13 @@ def audit(args: argparse.Namespace) -> int:
 
 def sample_of(path: Path) -> list[Row]:
     """Rows from the beginning of a file to its end; of a JSONL file no others are parsed."""
-    from evsys_sdk.cli.preview import is_json_list, read_file
+    from evsys_sdk.cli.preview import read_file
     from evsys_sdk.data.leakage import SAMPLE_ROWS, spread
+    from evsys_sdk.data.tables import kind_of_file
     from evsys_sdk.errors import DataError
     from evsys_sdk.jsonl import open_bytes, parse_object
 
-    if is_json_list(path):
+    if kind_of_file(path) != "jsonl":
         return spread(read_file(path), SAMPLE_ROWS)
     with open_bytes(path) as lines:
         kept = spread((line for line in lines if not line.isspace()), SAMPLE_ROWS)

@@ -16,7 +16,8 @@ from typing import Any
 
 from evsys_sdk.cli.data import count_rows, find_entry, open_workspace, print_json
 from evsys_sdk.constants import EXIT_OK
-from evsys_sdk.data.intake import data_file, is_json_list
+from evsys_sdk.data.intake import data_file
+from evsys_sdk.data.tables import kind_of_file
 from evsys_sdk.data_types import TargetFormat, block_to_image_src, content_text, detect_format
 from evsys_sdk.errors import EvsysError, not_known
 from evsys_sdk.protocols import Row
@@ -123,13 +124,12 @@ def _part(name: str, source: str, seen: Summary, *, rows_before: int) -> Part:
 
 
 def read_file(path: Path) -> Iterable[Row]:
-    """The rows of a JSONL file or `.json` list, streamed where the format allows."""
+    """The rows of a JSONL, `.json`, CSV or Parquet file, streamed where the format allows."""
     from evsys_sdk.config.models import DataConfig
     from evsys_sdk.data.sources import as_rows, open_source
     from evsys_sdk.data.stores import LocalDataStore
 
-    kind = "json" if is_json_list(path) else "jsonl"
-    config = DataConfig.model_validate({"source_kind": kind, "path": str(path)})
+    config = DataConfig(source_kind=kind_of_file(path), path=str(path))
     return as_rows(open_source(config, store=LocalDataStore()).rows(), str(path))
 
 
@@ -203,7 +203,8 @@ def _turn(message: Any) -> tuple[str, str]:
         return "?", _value_text(message)
     calls = message.get("tool_calls")
     text = _content(message.get("content")) + (f" [calls {_value_text(calls)}]" if calls else "")
-    return str(message.get("role", "?")), text.strip()
+    role = str(message.get("role", "?"))
+    return f"{role} (weight 0: not learnt)" if message.get("weight") == 0 else role, text.strip()
 
 
 def _content(content: Any) -> str:

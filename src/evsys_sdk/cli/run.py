@@ -31,7 +31,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="begin anew; without it, finished runs are not repeated and an interrupted one goes on from its last "
+        help="start every run again; without it, finished runs are reused and an interrupted run resumes from its last "
         "checkpoint",
     )
     parser.add_argument(
@@ -67,6 +67,7 @@ def _run_here(args: argparse.Namespace, log: RunLog) -> int:
     from evsys_sdk.errors import ConfigError
     from evsys_sdk.experiment import Experiment
     from evsys_sdk.running.outcome import strict_problems, summarise
+    from evsys_sdk.running.resume_hint import resume_lines
 
     if args.output:
         check_result_path(args.output)
@@ -79,7 +80,13 @@ def _run_here(args: argparse.Namespace, log: RunLog) -> int:
     if args.json and not args.detach:
         print(summary)
     elif not args.detach:
+<<<<<<< HEAD
         print_summary(result, brief=args.quiet)
+=======
+        print_summary(result)
+    for line in resume_lines(result.runs, log.command):
+        print(line, file=sys.stderr)
+>>>>>>> main
     if not result.completed:
         return EXIT_RUN_FAILED
     if args.strict and result.unread_settings:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.experiments import NAMED, add_place_flags, find_or_newest, plain_entry, short
 from evsys_sdk.constants import EXIT_OK
 
 if TYPE_CHECKING:
-    from evsys_sdk.record.digest import ArmDigest
+    from evsys_sdk.record.digest import ArmDigest, Digest
     from evsys_sdk.record.history import Entry
 
 
@@ -59,7 +59,9 @@ def _lines(entry: Entry, conclusion: str) -> Iterator[str]:
         ("tags", ", ".join(digest.tags)),
         ("child of", digest.parent or ""),
         ("cut to", f"{digest.max_steps} steps" if digest.max_steps else ""),
+        *digest.setup.items(),
         ("measured", f"{', '.join(digest.measured)} ({digest.mode})" if digest.measured else ""),
+        ("untrained", _numbers(digest.untrained)),
     ):
         if text:
             yield f"{label}: {text}"
@@ -78,18 +80,30 @@ def _arm_lines(entry: Entry) -> Iterator[str]:
     arms = entry.digest.arms
     if arms and any(arm.statuses for arm in arms):
         yield f"{len(arms)} arm{'s' if len(arms) > 1 else ''}:"
-        yield from (f"  {_arm_text(arm, entry.digest.metric)}" for arm in arms)
+        yield from (f"  {_arm_text(arm, entry.digest)}" for arm in arms)
 
 
-def _arm_text(arm: ArmDigest, metric: str | None) -> str:
+def _numbers(scores: Mapping[str, float]) -> str:
+    """`val/tools/pass@1 0.050, test/tools/pass@1 0.042`."""
+    from evsys_sdk.numbers import shown
+
+    return ", ".join(f"{key} {shown(value)}" for key, value in sorted(scores.items(), reverse=True))
+
+
+def _arm_text(arm: ArmDigest, digest: Digest) -> str:
     from evsys_sdk.numbers import shown, span
 
-    done, n = arm.statuses.count("completed"), len(arm.statuses)
-    text = f"{arm.arm}: {done} of {n} seeds completed" if n > 1 else f"{arm.arm}: {''.join(arm.statuses)}"
+    done, n, metric = arm.statuses.count("completed"), len(arm.statuses), digest.metric
+    first = f"{arm.errors}; " if arm.has_many_errors else ""
+    state = f"{done} of {n} seeds completed" if n > 1 else "".join(arm.statuses)
+    text = f"{arm.arm}: {first}{state}"
     if arm.mean is not None:
         seeds = f" (seeds {', '.join(f'{score:.3f}' for score in arm.scores)})" if len(arm.scores) > 1 else ""
         interval = f"{span(arm.low, arm.high)} (95 % over {arm.covers})" if arm.covers else ""
         text += f", {metric} {shown(arm.mean)}{interval}{seeds}"
+        text += f", {arm.errors}" if arm.n_errors and not arm.has_many_errors else ""
+    others = {key: value for key, value in arm.metrics.items() if "/" in key and key not in digest.measured}
+    text += f", {_numbers(others)}" if others else ""
     text += f", {arm.verdict}" if arm.verdict else ""
     text += f", needs {arm.needs}" if arm.needs else ""
     text += f", not ranked: {arm.why_unranked}" if arm.why_unranked else ""
@@ -99,7 +113,7 @@ def _arm_text(arm: ArmDigest, metric: str | None) -> str:
 
 def _conclusion_lines(entry: Entry, conclusion: str) -> Iterator[str]:
     if conclusion:
-        yield "conclusion of the machine:"
+        yield "conclusion:"
         yield from (f"  {line}" for line in conclusion.splitlines())
     for note in entry.notes.conclusions:
         yield f"conclusion of {note.by or 'someone'}, {note.ts}:"

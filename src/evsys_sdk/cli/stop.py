@@ -20,8 +20,8 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser(
         "stop",
         help="let an experiment end after the step it is in",
-        description="Ask the process of an experiment to stop after the step it is in, and wait for it. Its records "
-        "are then valid and say `cancelled`; the same `evsys run` goes on from the last checkpoint.",
+        description="Ask the process of an experiment to stop after the step it is in, and wait for it. Each run saves "
+        "a checkpoint of the step it stops at and a record that says `cancelled`; the same `evsys run` resumes there.",
         epilog="Exit codes: 0 it does not run (any more), 1 it cannot be stopped from here, 2 it still runs.",
     )
     parser.add_argument("experiment", help=NAMED)
@@ -39,7 +39,7 @@ def add_parser(verbs: Any) -> None:
 def stop(args: argparse.Namespace) -> int:
     from evsys_sdk.cli.data import print_json
     from evsys_sdk.record.history import read_one
-    from evsys_sdk.running.status import status_of
+    from evsys_sdk.running.status import UNFINISHED, status_of
     from evsys_sdk.running.stopping import ask_to_stop, wait_for_end
 
     entry = find(args, args.experiment).entry
@@ -54,7 +54,11 @@ def stop(args: argparse.Namespace) -> int:
     elif asked is None:
         print(f"{status.experiment} is not running: {status.state}")
     elif gone:
-        print(f"{status.experiment} has stopped: {status.state}\nnext: {', '.join(status.next)}")
+        print(f"{status.experiment} has stopped: {status.state}")
+        for run in status.runs:
+            if run.stopped is not None:
+                print(run.stopped)
+        print(f"To resume: {status.next[0]}" if status.state in UNFINISHED else f"next: {', '.join(status.next)}")
     else:
         print(_still_running(status, now=args.now))
     return EXIT_OK if gone else EXIT_RUN_FAILED

@@ -7,6 +7,7 @@ expand is `matrix`, how mistakes are told is `explain`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -41,7 +42,7 @@ class ModelConfig(Strict):
 class DataConfig(Strict):
     """Where raw rows come from and how they become training rows."""
 
-    source_kind: Literal["jsonl", "json", "in_memory", "hf_dataset"] = "jsonl"
+    source_kind: Literal["jsonl", "json", "csv", "parquet", "in_memory", "hf_dataset"] = "jsonl"
     path: str | None = None
     rows: list[JsonDict] | None = None
     hf_dataset: str | None = None
@@ -58,9 +59,12 @@ class DataConfig(Strict):
             raise ValueError("dataset_id and dataset_name are both set; keep one")
         if self.dataset_id or self.dataset_name:
             return self
-        needed = {"jsonl": "path", "json": "path", "in_memory": "rows", "hf_dataset": "hf_dataset"}[self.source_kind]
+        needed = {"in_memory": "rows", "hf_dataset": "hf_dataset"}.get(self.source_kind, "path")
         if getattr(self, needed) is None:
             raise ValueError(f"source_kind {self.source_kind} needs `{needed}` (or dataset_id, or dataset_name)")
+        named = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}.get(Path(self.path or "").suffix)
+        if named and self.source_kind in ("jsonl", "json"):
+            raise ValueError(f"path {self.path!r} is not read as {self.source_kind}; set source_kind: {named}")
         return self
 
 

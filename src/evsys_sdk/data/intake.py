@@ -15,6 +15,7 @@ from typing import Any
 
 from evsys_sdk.data.columns import row_at
 from evsys_sdk.data.manifest import Kind
+from evsys_sdk.data.tables import kind_of_file
 from evsys_sdk.data_types import TargetFormat, detect_format, from_dict
 from evsys_sdk.errors import DataError, shorten
 from evsys_sdk.jsonl import encode_row, open_bytes, parse_object, reason
@@ -26,13 +27,9 @@ def data_file(path: Path) -> Path:
     return tasks if path.is_dir() and tasks.is_file() else path
 
 
-def is_json_list(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(".json")
-
-
 def file_lines(path: Path, kind: Kind) -> Iterator[bytes]:
-    """The rows of a JSONL file, or of a `.json` list, as checked lines."""
-    return _list_lines(path, kind) if is_json_list(path) else _jsonl_lines(path, kind)
+    """The rows of a JSONL file, a `.json` list, a CSV or a Parquet file, as checked lines."""
+    return _jsonl_lines(path, kind) if kind_of_file(path) == "jsonl" else _row_lines(path, kind)
 
 
 def _jsonl_lines(path: Path, kind: Kind) -> Iterator[bytes]:
@@ -46,12 +43,12 @@ def _jsonl_lines(path: Path, kind: Kind) -> Iterator[bytes]:
             raise DataError(f"{path}: cannot be read to its end: {reason(exc)}") from exc
 
 
-def _list_lines(path: Path, kind: Kind) -> Iterator[bytes]:
+def _row_lines(path: Path, kind: Kind) -> Iterator[bytes]:
     from evsys_sdk.config.models import DataConfig
     from evsys_sdk.data.sources import as_rows, open_source
     from evsys_sdk.data.stores import LocalDataStore
 
-    source = open_source(DataConfig(source_kind="json", path=str(path)), store=LocalDataStore())
+    source = open_source(DataConfig(source_kind=kind_of_file(path), path=str(path)), store=LocalDataStore())
     for index, row in enumerate(as_rows(source.rows(), str(path))):
         yield _checked(row, f"{path}: {row_at(index)}", kind)
 

@@ -1,4 +1,4 @@
-"""Where raw rows come from: a JSONL or JSON file, rows in the YAML, a Hugging Face dataset, the workspace.
+"""Where raw rows come from: a file, rows in the YAML, a Hugging Face dataset, the workspace.
 
 In: a `DataConfig`, the store, the folders a relative path may lie in. Out: a `Source`: a name for the record and
 rows, not yet read. Only the settings that the chosen source needs are looked at, so that the others can be
@@ -18,6 +18,7 @@ from evsys_sdk.config.models import DataConfig
 from evsys_sdk.data.columns import row_at
 from evsys_sdk.data.huggingface import read_hf_rows
 from evsys_sdk.data.stores import LocalDataStore
+from evsys_sdk.data.tables import read_csv_rows, read_parquet_rows
 from evsys_sdk.errors import DataError, closest, shorten
 from evsys_sdk.protocols import DataStore, Row
 
@@ -65,9 +66,20 @@ def _from_workspace(ref: str, workspace: DatasetPuller | None) -> Source:
 
 def _from_file(path: str, kind: str, store: DataStore) -> Source:
     digest = getattr(store, "sha256", None)
+    place = _place(path, store)
+
+    def read() -> Iterable[Any]:
+        if kind == "jsonl":
+            return store.read_jsonl(path)
+        if kind == "json":
+            return _rows_of(store.read_json(path), path)
+        if not isinstance(place, Path):
+            raise DataError(f"{path}: source_kind {kind} reads files on this machine; use data_store: {{kind: local}}")
+        return read_csv_rows(place) if kind == "csv" else read_parquet_rows(place)
+
     return Source(
-        name=str(_place(path, store)),
-        rows=lambda: store.read_jsonl(path) if kind == "jsonl" else _rows_of(store.read_json(path), path),
+        name=str(place),
+        rows=read,
         sha256=(lambda: digest(path)) if callable(digest) else None,
     )
 

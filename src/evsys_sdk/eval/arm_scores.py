@@ -1,12 +1,12 @@
 """What the arms scored, as arrays that can be compared.
 
 In: per arm, per seed, per task one value. Out: seeds x tasks arrays on the tasks that are shared.
-A value that is no finite number counts as missing. Errored rollouts are failures in the values already, not missing.
+A value that is no finite number, or too large to square, counts as missing. Errored rollouts are failures in the values
+already, not missing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, float]
 """task_id -> the metric on that task."""
+LARGEST = 1e70
+"""Products of two variances of larger values are beyond what a float holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,11 @@ class ArmScores:
     """Seeds without a score, each with its reason."""
     why_unscored: str | None = None
     """Set when the arm as a whole may not be ranked, whatever values it has."""
+    n_rollouts: int = 0
+    """Behind the values of all seeds; 0 where that is not known."""
+    n_errors: int = 0
+    """Of these, those that errored and count as failures."""
+    first_error: str | None = None
 
     @property
     def why_unranked(self) -> str | None:
@@ -46,7 +53,7 @@ class ArmScores:
     @cached_property
     def usable(self) -> dict[int, Values]:
         """Seeds with at least one value."""
-        return {seed: values for seed, values in self.seeds.items() if any(map(math.isfinite, values.values()))}
+        return {seed: values for seed, values in self.seeds.items() if _present(values)}
 
     @cached_property
     def tasks(self) -> set[str]:
@@ -60,7 +67,7 @@ class ArmScores:
 
 
 def _present(values: Values) -> set[str]:
-    return {task for task, value in values.items() if math.isfinite(value)}
+    return {task for task, value in values.items() if abs(value) <= LARGEST}  # false for NaN too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

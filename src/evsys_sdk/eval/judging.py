@@ -7,12 +7,14 @@ called best only for having the highest mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import combinations
 from typing import get_args
 
 from evsys_sdk.constants import UNTRAINED
-from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.errors import FOREIGN, EvsysError, not_known
 from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, table_of
 from evsys_sdk.eval.estimate import Estimate
 from evsys_sdk.eval.paired import arm_interval, arm_mean
@@ -22,14 +24,37 @@ from evsys_sdk.eval.seed_spread import chance_of, seed_spread
 from evsys_sdk.eval.selection import holm
 from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Mode, Verdict, Word
 from evsys_sdk.eval.winner import is_narrow, ranking, winner_of
+from evsys_sdk.logs import get_logger
 from evsys_sdk.numbers import shown
 
 ALPHA = 0.05
 MOST_NAMED = 3
+ONLY_TASKS = "the interval covers the tasks, not training variance"
+SAME_EVERYWHERE = "both scored the same on every task"
+TIMES_THE_TASKS, MOST_MORE_SEEDS = 10, 20
+"""Plans beyond these are no advice: more than ten times the tasks that there are, or more seeds per arm than that."""
+LARGE = 5.0
+"""Differences of more margins than this (10 points of pass@1) are not called too small, whatever would settle them."""
 BY_CHANCE = 0.01
 """Seeds that would differ as much less often than this are pointed out."""
 
 
+@contextmanager
+def catch_statistics_errors() -> Iterator[None]:
+    """Turn whatever goes wrong between scores and verdict into an EvsysError that says so: it never costs a record."""
+    try:
+        yield
+    except EvsysError:
+        raise
+    except FOREIGN as exc:
+        what = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+        get_logger(__name__).debug("the arms could not be judged", exc_info=True)
+        raise EvsysError(
+            f"could not be judged: {what} (an error in evsys: the scores are whole, please report it)"
+        ) from exc
+
+
+@catch_statistics_errors()
 def judge_arms(
     arms: Sequence[ArmScores],
     *,
@@ -54,14 +79,19 @@ def judge_arms(
     baseline = _checked(arms, baseline_arm, searched=searched)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
     start = fixed_table(UNTRAINED, untrained) if untrained else None
-    others = {UNTRAINED: start, **tables} if start and start.tasks else tables
+    start = start if start and start.tasks else None
+    others = {UNTRAINED: start, **tables} if start else tables
     compared = tables.get(baseline) if baseline else None
     rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
     to_baseline = _family(tables, compared, rules)
-    to_untrained = _family(tables, start if start and start.tasks else None, rules)
+    to_untrained = _family(tables, start, rules)
     verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
     ranked = ranking(tables, compared, rules)
-    best, why = _best(verdicts, ranked, baseline)
+    pairs = _pairs(tables, ranked, rules) if baseline and compared is None else []
+    constant = _constant(list(tables.values()))
+    best, why = _best(verdicts, ranked, baseline, pairs)
+    if constant is not None and len(tables) > 1:
+        best, why = None, f"every arm scored {shown(constant)} on every task"
     asked = [pair for pair in dict.fromkeys(also) if pair[0] in tables and pair[1] in others and pair[0] != pair[1]]
     return Verdict(
         metric=metric,
@@ -74,6 +104,9 @@ def judge_arms(
         why_no_best=why,
         winner=winner_of(verdicts, tables, ranked, rules, best),
         others=[_family({arm: tables[arm]}, others[vs], rules)[arm] for arm, vs in asked],
+        pairs=[_without_plan(found, verdicts) for found in pairs],
+        share=rules.unit,
+        constant=constant,
         notes=_notes(verdicts, tables, baseline),
     )
 
@@ -94,16 +127,38 @@ def _family(tables: Mapping[str, ArmTable], vs: ArmTable | None, rules: Rules) -
     """Each arm but `vs` itself against `vs`, corrected for their number."""
     if vs is None:
         return {}
-    pairs = {name: table for name, table in tables.items() if table is not vs}
-    estimates = {name: estimate_between(table, vs, rules) for name, table in pairs.items()}
-    made = [_comparison(table, vs, estimates[name], rules) for name, table in pairs.items()]
+    found = _corrected([(table, vs) for table in tables.values() if table is not vs], rules)
+    return {one.arm: one for one in found}
+
+
+def _pairs(tables: Mapping[str, ArmTable], ranked: Sequence[str], rules: Rules) -> list[Comparison]:
+    """Every two arms, the higher one first, corrected for the number of pairs."""
+    return _corrected([(tables[arm], tables[vs]) for arm, vs in combinations(ranked, 2)], rules)
+
+
+def _corrected(pairs: Sequence[tuple[ArmTable, ArmTable]], rules: Rules) -> list[Comparison]:
+    """The comparisons of these pairs (arm, vs), as one family under Holm's correction."""
+    estimates = [estimate_between(arm, vs, rules) for arm, vs in pairs]
+    made = [_comparison(arm, vs, found, rules) for (arm, vs), found in zip(pairs, estimates, strict=True)]
     different, alike = holm([found.p for found in made]), holm([found.p_equivalent for found in made])
     judged = [
         replace(found, p_holm=p, p_equivalent=q, verdict=_word(found, p, q, rules))
         for found, p, q in zip(made, different, alike, strict=True)
     ]
     alpha = rules.alpha / max(1, sum(found.verdict == "undecided" for found in judged))
-    return {found.arm: _with_needs(found, estimates[found.arm], rules.margin, alpha) for found in judged}
+    return [
+        # Two arms that fail every task, or pass every one, give no scatter to plan with.
+        replace(found, why=SAME_EVERYWHERE)
+        if found.verdict == "undecided" and _constant(pair) is not None
+        else _with_needs(found, estimate, rules.margin, alpha)
+        for found, estimate, pair in zip(judged, estimates, pairs, strict=True)
+    ]
+
+
+def _constant(tables: Sequence[ArmTable]) -> float | None:
+    """The value that all of these arms have on every task, if they have only one; 0 for arms that solve nothing."""
+    ends = {float(end) for table in tables for end in (table.values.min(), table.values.max())}
+    return ends.pop() if len(ends) == 1 else None
 
 
 def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: Rules) -> Comparison:
@@ -152,13 +207,31 @@ def _word(found: Comparison, p: float | None, alike: float | None, rules: Rules)
 
 
 def _with_needs(found: Comparison, estimate: Estimate | None, margin: float, alpha: float) -> Comparison:
+    """The comparison with the number of tasks or seeds that would settle it, where that is a number worth running."""
     if found.verdict != "undecided" or estimate is None or estimate.error is None:
         return found
     question = Question(estimate=estimate, margin=margin, alpha=alpha)
     n_seeds = max(found.n_seeds)
     tasks, seeds = more_tasks(question), more_seeds(question, n_seeds)
     both = more_of_both(question, n_seeds) if tasks is None and seeds is None else None
-    return replace(found, more_tasks=tasks, more_seeds=seeds, more_of_both=both, why=_why_open(found))
+    most = TIMES_THE_TASKS * found.n_tasks
+    plan = replace(
+        found,
+        more_tasks=tasks if tasks is not None and tasks <= most else None,
+        more_seeds=seeds if seeds is not None and seeds <= MOST_MORE_SEEDS else None,
+        more_of_both=both if both is not None and both[0] <= most and both[1] <= MOST_MORE_SEEDS else None,
+    )
+    if (plan.more_tasks, plan.more_seeds, plan.more_of_both) == (None, None, None):
+        return replace(plan, why=_why_no_plan(plan, margin))
+    return replace(plan, why=_why_open(found))
+
+
+def _why_no_plan(found: Comparison, margin: float) -> str:
+    """Why it is not said how many tasks or seeds would settle it."""
+    size = f"{found.n_tasks:,} tasks, {max(found.n_seeds)} seed{'' if max(found.n_seeds) == 1 else 's'} per arm"
+    if abs(found.difference or 0.0) <= LARGE * margin:
+        return f"the difference is too small to be worth settling at this size ({size})"
+    return f"the runs scatter too much to settle it with {MOST_MORE_SEEDS} more seeds per arm ({size} now)"
 
 
 def _why_open(found: Comparison) -> str:
@@ -166,6 +239,16 @@ def _why_open(found: Comparison) -> str:
     if found.low <= 0 <= found.high:
         return "the interval holds both 0 and differences that would matter"
     return "the difference does not stand when all arms that were compared are counted"
+
+
+def _without_plan(found: Comparison, verdicts: Sequence[ArmVerdict]) -> Comparison:
+    """No number of tasks settles a comparison with an arm whose rollouts error: it would measure the errors."""
+    broken = [arm for arm in verdicts if arm.has_many_errors and arm.arm in (found.arm, found.vs)]
+    if not broken or found.verdict != "undecided":
+        return found
+    arm = broken[0]
+    why = f"{arm.n_errors:,} of {arm.n_rollouts:,} rollouts of {arm.arm} errored: more tasks would not settle it"
+    return replace(found, more_tasks=None, more_seeds=None, more_of_both=None, why=why)
 
 
 def _arm_verdicts(
@@ -195,13 +278,25 @@ def _arm_verdicts(
                 vs_baseline=compared,
                 vs_untrained=to_untrained.get(scores.arm),
                 dropped_tasks=scores.dropped_tasks,
+                n_rollouts=scores.n_rollouts,
+                n_errors=scores.n_errors,
+                first_error=scores.first_error,
             )
         verdicts.append(bare)
-    return verdicts
+    return [
+        replace(
+            arm,
+            vs_baseline=arm.vs_baseline and _without_plan(arm.vs_baseline, verdicts),
+            vs_untrained=arm.vs_untrained and _without_plan(arm.vs_untrained, verdicts),
+        )
+        for arm in verdicts
+    ]
 
 
-def _best(verdicts: Sequence[ArmVerdict], ranked: Sequence[str], baseline: str | None) -> tuple[str | None, str | None]:
-    """The best arm, or why there is none."""
+def _best(
+    verdicts: Sequence[ArmVerdict], ranked: Sequence[str], baseline: str | None, pairs: Sequence[Comparison]
+) -> tuple[str | None, str | None]:
+    """The best arm, or why there is none; `pairs` compare the scored arms where the baseline has no score."""
     words = {arm.arm: arm.verdict for arm in verdicts}
     rest = [arm for arm in ranked if arm != baseline]
     if not ranked:
@@ -209,7 +304,11 @@ def _best(verdicts: Sequence[ArmVerdict], ranked: Sequence[str], baseline: str |
     if baseline is None:
         return ranked[0], None
     if len(rest) == len(ranked):
-        return None, f"the baseline arm {baseline} has no score to compare with (baseline_arm can name another)"
+        top = [found for found in pairs if found.arm == ranked[0]]
+        if top and all(found.verdict == "better" for found in top):
+            return ranked[0], None
+        others = "and no arm is proven better than all other scored arms" if top else "and only one arm has one"
+        return None, f"the baseline {baseline} has no score, {others}"
     if not rest:
         return None, "only one arm has a score, and there is nothing to compare it with"
     better = [arm for arm in rest if words[arm] == "better"]
@@ -227,9 +326,11 @@ def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], basel
     if any(arm.n_tasks == 1 and arm.low is not None for arm in scored):
         notes.append("there is one value per run: the intervals speak of other seeds, and not of other tasks")
     single = [arm.arm for arm in scored if arm.n_seeds == 1]
-    if single:
-        who = "all arms" if len(single) == len(scored) > MOST_NAMED else ", ".join(single)
-        notes.append(f"{who}: one seed, so the numbers speak of these weights; another seed may come out otherwise")
+    if single and len(single) == len(scored):
+        notes.append(one_seed_note(scored))
+    elif single:
+        who = ", ".join(single[:MOST_NAMED]) + (f" and {len(single) - MOST_NAMED} more" * (len(single) > MOST_NAMED))
+        notes.append(f"{who}: one seed; training variance is taken from the arms with several seeds")
     for arm in scored:
         found, seeds = arm.vs_baseline, seed_spread(tables[arm.arm].values)
         if seeds and chance_of(seeds) < BY_CHANCE:
@@ -247,6 +348,13 @@ def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], basel
         if arm.dropped_tasks:
             notes.append(f"{arm.arm}: tasks without a value in every seed are left out, {arm.dropped_tasks} in number")
     return notes
+
+
+def one_seed_note(scored: Sequence[ArmVerdict]) -> str:
+    """What an interval leaves out where no arm has a second scored seed; more seeds are asked for where none failed."""
+    failed = any(arm.failed_seeds for arm in scored)
+    who = f"One {'scored ' if failed else ''}seed{'' if len(scored) == 1 else ' per arm'}"
+    return f"{who}: {ONLY_TASKS}{'' if failed else '. Use n_repeats: 3'}"
 
 
 def _left_out(failed: Mapping[int, str]) -> str:

@@ -104,9 +104,12 @@ def worth_in_answers(values: Array, estimate: Estimate, level: float = LEVEL) ->
     Where nearly all tasks agree, that is at most their number: seeds that fail at the same tasks are no further
     evidence, and how much seeds matter cannot be seen there.
     """
-    share, n = estimate.value, estimate.n_tasks
+    n = estimate.n_tasks
     if len(values) == 1 and not estimate.seed_degrees and _all_yes_or_no(values):
         return n
+    # An arm at 0 or 1 with a seed variance borrowed from other arms: the share is taken one task away from the end
+    # (Laplace's rule), as p (1 - p) would be 0 and the arm worth no answer at all.
+    share = min(max(estimate.value, 1 / (n + 2)), 1 - 1 / (n + 2))
     worth = share * (1 - share) / estimate.variance if estimate.variance > 0 else float(n)
     if _tell_apart(values.mean(axis=0)) < FEW:
         return min(worth, n)

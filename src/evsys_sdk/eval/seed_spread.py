@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WILD = 10.0
 """How many times the usual an arm's seeds may scatter and still count in full for the others."""
+ROUNDING = 1e-12
+"""Standard deviations below this share of the largest value are errors of floating point, and count as 0."""
 STANDS_OUT = 0.25
 """Level of the test whether two seeds scatter more than those of the other arms (Bancroft 1944, sometimes pooling)."""
 
@@ -45,7 +47,13 @@ def seed_spread(values: Array) -> SeedSpread | None:
     rest = values - runs[:, None] - columns[None, :] + columns.mean()
     noise = float((rest**2).sum()) / ((seeds - 1) * (tasks - 1)) / tasks
     scatter, degrees = float(runs.var(ddof=1)), seeds - 1
-    return SeedSpread(scatter=scatter, noise=noise, degrees=degrees, noise_degrees=degrees * (tasks - 1))
+    rounding = (ROUNDING * float(abs(values).max())) ** 2
+    return SeedSpread(
+        scatter=scatter if scatter > rounding else 0.0,
+        noise=noise if noise > rounding else 0.0,
+        degrees=degrees,
+        noise_degrees=degrees * (tasks - 1),
+    )
 
 
 def chance_of(spread: SeedSpread) -> float:
@@ -96,4 +104,4 @@ def borrowed(own: SeedSpread | None, pooled: SeedSpread) -> SeedSpread:
     """How all arms scatter, on the scale of this one: near 0 and 1 both noise and seeds move a share less."""
     if own is None or pooled.noise <= 0:
         return pooled
-    return SeedSpread(scatter=pooled.scatter * own.noise / pooled.noise, noise=own.noise, degrees=pooled.degrees)
+    return SeedSpread(scatter=pooled.scatter * (own.noise / pooled.noise), noise=own.noise, degrees=pooled.degrees)

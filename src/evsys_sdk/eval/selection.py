@@ -95,8 +95,7 @@ def _ends(arms: Sequence[Array]) -> list[int]:
 
 
 def _uneven(arms: Sequence[Array], *, spared: int) -> set[int]:
-    """The arms whose seeds lie further apart than noise explains, and than those of the other arms do; of two seeds it
-    cannot be said which is unlike the others."""
+    """The arms whose seeds lie further apart than noise explains, and than those of the other arms do."""
     from scipy.stats import chi2, f
 
     free = [len(values) - 1 for values in arms]
@@ -104,7 +103,7 @@ def _uneven(arms: Sequence[Array], *, spared: int) -> set[int]:
     total = sum(one * df for one, df in zip(spread, free, strict=True))
     found = set()
     for index, (values, df) in enumerate(zip(arms, free, strict=True)):
-        if df < 2 or index == spared:
+        if df < 1 or index == spared:
             continue
         noise = float(values.var(axis=0, ddof=1).mean()) / values.shape[1]
         rest = sum(free) - df

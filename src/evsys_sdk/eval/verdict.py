@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from evsys_sdk.constants import MANY_ERRORS
+
 Word = Literal["better", "worse", "equivalent", "undecided"]
 Mode = Literal["max", "min"]
 
@@ -45,7 +47,7 @@ class Comparison:
     """Tasks and seeds, where neither would settle it alone."""
     """For undecided: how many more of either would settle it four times in five; None where no number would."""
     why: str = ""
-    """For undecided, the reason."""
+    """For undecided, the reason; also why no number of tasks or seeds is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,21 @@ class ArmVerdict:
     failed_seeds: dict[int, str] = field(default_factory=dict)
     dropped_tasks: int = 0
     """Tasks that only some of its seeds have; they are left out."""
+    n_rollouts: int = 0
+    """Behind the score, over all scored seeds; 0 where that is not known."""
+    n_errors: int = 0
+    """Of these rollouts, those that errored; they count as failures."""
+    first_error: str | None = None
+
+    @property
+    def n_launched(self) -> int:
+        """Seeds that were run, scored or not."""
+        return self.n_seeds + len(self.failed_seeds)
+
+    @property
+    def has_many_errors(self) -> bool:
+        """True where so many rollouts errored that the score says more about the errors than about the arm."""
+        return self.n_errors >= MANY_ERRORS * self.n_rollouts > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +115,25 @@ class Verdict:
     margin: float | None
     arms: list[ArmVerdict]
     best_arm: str | None
-    """The highest of the arms proven better than the baseline arm; the baseline when all are proven worse; without a
-    baseline, the one on top."""
+    """The highest of the arms proven better than the baseline arm; the baseline when all are proven worse; where the
+    baseline has no score, the arm proven better than every other scored arm; in a search, the one on top."""
     why_no_best: str | None
     winner: Winner | None
     """None when no arm has a score."""
     others: list[Comparison] = field(default_factory=list)
     """Comparisons that were asked for besides."""
+    pairs: list[Comparison] = field(default_factory=list)
+    """Every pair of scored arms, the higher first, where the baseline arm has no score; Holm-corrected together."""
+    share: bool = False
+    """All values lie between 0 and 1 and are shares, so differences are told in points."""
+    constant: float | None = None
+    """The one value that every scored arm has on every task, where there is one: nothing to compare."""
     notes: list[str] = field(default_factory=list)
 
     def find(self, arm: str, vs: str) -> Comparison | None:
         """The comparison of these two, if it was made."""
-        made = [found for one in self.arms for found in (one.vs_baseline, one.vs_untrained) if found] + self.others
+        made = [found for one in self.arms for found in (one.vs_baseline, one.vs_untrained) if found]
+        made += [*self.others, *self.pairs]
         return next((found for found in made if (found.arm, found.vs) == (arm, vs)), None)
 
     def as_dict(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def winner_of(
     # Where arms stand above the best one, it was picked among those that are proven better, not among all.
     proven = {arm.arm for arm in verdicts if arm.verdict == "better"}
     luck = _luck(top.arm, {arm: tables[arm] for arm in ranked if not above or arm in proven}, rules)
-    expected = None if luck is None else top.mean - rules.sign * luck
+    expected = None if luck is None else top.mean - rules.sign * min(luck, _most_luck(top, tables[top.arm], rules))
     bare = Winner(
         arm=top.arm,
         observed=top.mean,
@@ -88,6 +88,24 @@ def _luck(top: str, pool: Tables, rules: Rules) -> float | None:
         return None
     picked = picked_score([table.on(tasks) for table in wide.values()], mode=rules.mode)
     return None if picked is None else max(0.0, rules.sign * (float(wide[top].on(tasks).mean()) - picked))
+
+
+def _most_luck(top: ArmVerdict, table: ArmTable, rules: Rules) -> float:
+    """How much luck the verdict leaves room for.
+
+    Splitting estimates what picking among all arms is worth, and an arm whose seeds scatter widely can make that far
+    less than the picked arm scored. The corrected score stays within the interval of the arm's mean (without one,
+    within its values) and, where the arm is proven better than the baseline, within the interval of that difference.
+    """
+    assert top.mean is not None
+    low, high = (float(table.values.min()), float(table.values.max())) if top.low is None else (top.low, top.high)
+    assert high is not None
+    limits = [abs(top.mean - (low if rules.mode == "max" else high))]
+    found = top.vs_baseline
+    if found and found.verdict == "better" and found.low is not None and found.high is not None:
+        assert found.difference is not None
+        limits.append(abs(found.difference - (found.low if rules.mode == "max" else found.high)))
+    return min(limits)
 
 
 def _around(expected: float, top: ArmVerdict, values: Array, rules: Rules) -> Interval:

@@ -106,6 +106,13 @@ def conclude(
     )
 
 
+def conclude_without_verdict(arms: Mapping[str, Sequence[RunResult]], why: str) -> Conclusion:
+    """The least that can be said: how each run ended, and why the rest is missing."""
+    summaries = [ArmSummary(arm=arm, statuses=[run.status for run in runs]) for arm, runs in arms.items()]
+    lines = [f"No verdict: {why}.", *(_arm_line(summary, None) for summary in summaries)]
+    return Conclusion(arms=summaries, best_arm=None, text="\n".join(lines), findings=Findings(why_not=why))
+
+
 def _model_lines(models: Sequence[ModelScore]) -> list[str]:
     """The API models, under a heading that keeps them apart from the arms."""
     lines = [f"  {score.model}: {text}" for score in models for text in _texts(score.result)]

@@ -15,6 +15,7 @@ from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.record.digest import ArmDigest, Digest, Settings
 from evsys_sdk.record.history import Entry, History
 from evsys_sdk.record.ladder import Rung, Track, runs_of, tracks_of, values_tried
+from evsys_sdk.record.looks import looks_of
 from evsys_sdk.record.token_budget import Section, count_tokens, fit
 
 FEWEST_TOKENS = 400
@@ -47,6 +48,7 @@ def _sections(history: History, tokens: int) -> list[Section]:
             title="Best so far, and how it was reached (newest first)", lines=tuple(_ladder_lines(tracks)), share=2
         ),
         Section(title="Noise floor", lines=tuple(map(_noise_line, tracks))),
+        Section(title="Benchmarks selected on (most used first)", lines=tuple(map(str, looks_of(history.entries)))),
         Section(title="Open questions", lines=tuple(_open_questions(history, tracks)), share=2),
         Section(title="Dead ends (newest first)", lines=tuple(_dead_ends(history, tracks)), share=2),
         Section(title="Values tried, by their best score (arms, best, median)", lines=tuple(_values(tracks)), share=2),
@@ -98,12 +100,19 @@ def _ladder_lines(tracks: Sequence[Track]) -> Iterator[str]:
 
 
 def _rung_line(rung: Rung) -> str:
-    text = f"{rung.score:.3f} ({_count(len(rung.arm.scores), 'seed')}) {_arm_name(rung)}, {rung.entry.date[:10]}"
-    text += "; tasks of its benchmark stand in its training rows" if rung.entry.digest.leakage else ""
+    text = f"{rung.score:.3f} ({_seeds(rung.arm)}) {_arm_name(rung)}, {rung.entry.date[:10]}"
+    text += f"; {rung.arm.errors}" if rung.arm.n_errors else ""
+    text += "; tasks of its benchmark appear in its training rows" if rung.entry.digest.leakage else ""
     if rung.before is None:
         return f"{text}; first"
     noise = "noise not known" if rung.floor is None else f"noise {rung.floor:.3f}"
     return f"{text}; {rung.gain:+.3f} ({noise}) by {_changes(rung)}"
+
+
+def _seeds(arm: ArmDigest) -> str:
+    """`2 seeds`, `1 of 3 seeds`."""
+    scored, launched = len(arm.scores), len(arm.statuses)
+    return _count(scored, "seed") if scored >= launched else f"{scored} of {launched} seeds"
 
 
 def _arm_name(rung: Rung) -> str:
@@ -149,7 +158,7 @@ def _noise_line(track: Track) -> str:
         told.append(f"95 % interval over tasks: +-{noise.half_width:.3f}")
     if floor is None:
         return f"{track.label}: not known; run an arm with n_repeats: 3 and score on a benchmark"
-    return f"{track.label}: two single runs that differ by less than {floor:.3f} are not told apart ({'; '.join(told)})"
+    return f"{track.label}: two single runs that differ by less than {floor:.3f} may be equal ({'; '.join(told)})"
 
 
 def _open_questions(history: History, tracks: Sequence[Track]) -> Iterator[str]:
@@ -186,7 +195,8 @@ def _questions_of_best(track: Track) -> Iterator[str]:
         yield f"{track.label}: how much is noise is not known, so the ladder may be luck"
     for rung in reversed(track.undecided):
         if rung.before is best:
-            yield f"is {_arm_name(rung)} better? {_against(rung)}, within noise ({rung.floor:.3f}); {_changes(rung)}"
+            word = "better" if (rung.gain or 0.0) * (1 if track.mode == "max" else -1) > 0 else "as good"
+            yield f"is {_arm_name(rung)} {word}? {_against(rung)}, within noise ({rung.floor:.3f}); {_changes(rung)}"
 
 
 def _questions_of(entry: Entry, *, repeats: bool) -> Iterator[str]:
@@ -194,6 +204,9 @@ def _questions_of(entry: Entry, *, repeats: bool) -> Iterator[str]:
     digest = entry.digest
     if digest.leakage:
         yield f"{entry.name}: can its scores be believed? {shorten(digest.leakage, LONGEST_REMARK)}"
+    broken = [f"{arm.errors} in {_arm_label(arm)}" for arm in digest.arms if arm.has_many_errors]
+    if broken:
+        yield f"{entry.name}: can its scores be believed? {'; '.join(broken[:3])}; errors count as failures"
     undecided = [arm for arm in digest.arms if arm.verdict == "undecided" and digest.selects]
     if undecided and not repeats:
         each = "; ".join(f"{_arm_label(arm)}{f' needs {arm.needs}' if arm.needs else ''}" for arm in undecided[:3])
@@ -274,7 +287,9 @@ def _tried_line(entry: Entry) -> str:
 
 def _size(digest: Digest) -> str:
     seeds = max((len(arm.statuses) for arm in digest.arms), default=0)
-    told = f", {_count(len(digest.arms), 'arm')}" if len(digest.arms) > 1 else ""
+    made = [digest.setup.get("model", ""), digest.setup.get("backend", "")]
+    told = f", {' on '.join(filter(None, made))}" if any(made) else ""
+    told += f", {_count(len(digest.arms), 'arm')}" if len(digest.arms) > 1 else ""
     told += f" x {seeds} seeds" if len(digest.arms) > 1 and seeds > 1 else f", {seeds} seeds" if seeds > 1 else ""
     told += ", runs taken over from other experiments" if digest.is_repeat else ""
     return told + (f", cut to {digest.max_steps} steps" if digest.max_steps else "")
@@ -285,10 +300,17 @@ def _scores(digest: Digest) -> str:
     arms = digest.scored
     report = "" if digest.selects else " (test scores, a report and no ranking)"
     if len(arms) == 1 and len(digest.arms) == 1:
-        return f"{digest.metric} {arms[0].mean:.3f}{report}"
-    told = [f"{_arm_label(arm)} {arm.mean:.3f}{f' {arm.verdict}' if arm.verdict else ''}" for arm in arms[:SHOWN_ARMS]]
+        return f"{digest.metric} {_score(arms[0])}{report}"
+    told = [f"{_arm_label(arm)} {_score(arm)}" for arm in arms[:SHOWN_ARMS]]
     more = f" and {len(arms) - SHOWN_ARMS} more" if len(arms) > SHOWN_ARMS else ""
     return f"{digest.metric}{report}: {', '.join(told)}{more}"
+
+
+def _score(arm: ArmDigest) -> str:
+    """`0.950 better`, with the seeds and rollouts that were lost."""
+    lost = [_seeds(arm)] if len(arm.scores) < len(arm.statuses) else []
+    lost += [arm.errors] if arm.n_errors else []
+    return f"{arm.mean:.3f}{f' {arm.verdict}' if arm.verdict else ''}{f' ({"; ".join(lost)})' if lost else ''}"
 
 
 def _count(number: int, word: str) -> str:

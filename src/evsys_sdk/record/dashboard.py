@@ -129,10 +129,12 @@ class DashboardClient:
         split: str = "eval",
         step: int | None = None,
         benchmark_id: str | None = None,
+        eval_run_id: str | None = None,
         **details: Any,
     ) -> str:
-        """Record one evaluation; return its id. `details`: scores with intervals, breakdown, error, ..."""
-        identifier = wire.new_id()
+        """Record one evaluation; return its id. `details`: scores with intervals, breakdown, error, ... An evaluation
+        that is logged again under its own `eval_run_id` is not a second one."""
+        identifier = eval_run_id or wire.new_id()
         fields: dict[str, Any] = {"name": name, "split": split, "step": step, "benchmark_id": benchmark_id, **details}
         fields["metrics"] = dict(metrics or {})
         self._deliver(wire.eval_event(identifier, generation_id, fields, ts=time.time()))

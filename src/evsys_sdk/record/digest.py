@@ -14,11 +14,14 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from evsys_sdk.constants import MANY_ERRORS
 from evsys_sdk.errors import shorten
+from evsys_sdk.numbers import plan_text
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import matching
+from evsys_sdk.record.setup import setup_of
 
-VERSION = 2
+VERSION = 3
 """Of the digest; one that an older SDK made is made anew."""
 LONGEST_VALUE = 60
 LONGEST_TEXT = 600
@@ -66,6 +69,20 @@ class ArmDigest:
     """Final numbers, as means over the completed runs."""
     why_unranked: str | None = None
     error: str | None = None
+    n_rollouts: int = 0
+    """Behind its scores by the success metric, over all seeds."""
+    n_errors: int = 0
+    """Of these, those that errored and count as failures."""
+
+    @property
+    def errors(self) -> str:
+        """`20 of 60 rollouts errored`; empty where none did."""
+        return f"{self.n_errors:,} of {self.n_rollouts:,} rollouts errored" if self.n_errors else ""
+
+    @property
+    def has_many_errors(self) -> bool:
+        """True where so many rollouts errored that the score says more about the errors than about the arm."""
+        return self.n_errors >= MANY_ERRORS * self.n_rollouts > 0
 
     @property
     def mean(self) -> float | None:
@@ -82,6 +99,10 @@ class Digest:
     arms: list[ArmDigest] = field(default_factory=list)
     common: Settings = field(default_factory=dict)
     """Settings that all arms share."""
+    setup: dict[str, str] = field(default_factory=dict)
+    """Model, backend, data, algorithm and params in words."""
+    untrained: dict[str, float] = field(default_factory=dict)
+    """What the untrained model scored, by metric, where it was scored."""
     tags: list[str] = field(default_factory=list)
     hypothesis: str = ""
     outcome: str | None = None
@@ -174,6 +195,8 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
         result=result_id(record) if record.get("arms") else "",
         arms=_arms(record, list(zip(runs, keys, strict=True)), own, verdict),
         common=common,
+        setup=setup_of(config),
+        untrained=_untrained(runs),
         tags=[str(tag) for tag in record.get("tags") or metadata.get("tags") or []],
         hypothesis=hypothesis_text(record.get("hypothesis") or metadata.get("hypothesis")),
         outcome=_outcome(_mapping(record.get("hypothesis_result"))),
@@ -268,6 +291,7 @@ def _arms(
         errors = arm.get("errors") or []
         widths = [bounds for run, keys in mine if len(keys) == 1 and (bounds := _bounds(run, keys[0]))]
         low, high, over = _interval(found, covers, widths if len(mine) == 1 else [])
+        counted = [score for run, keys in mine for key in keys if (score := _last_score(run, key))]
         arms.append(
             ArmDigest(
                 arm=str(arm["arm"]),
@@ -285,6 +309,8 @@ def _arms(
                 metrics=_means([run for run, _ in mine]),
                 why_unranked=arm.get("why_unranked") or found.get("why_unranked"),
                 error=_text(errors[0]) if errors else None,
+                n_rollouts=sum(score.get("n_rollouts") or 0 for score in counted),
+                n_errors=sum(score.get("n_errors") or 0 for score in counted),
             )
         )
     return arms
@@ -297,16 +323,11 @@ def _outcome(judged: Mapping[str, Any]) -> str | None:
 
 
 def _needs(comparison: Any) -> str | None:
-    """`about 120 more tasks or 3 more seeds` for an undecided comparison that more of either would settle."""
+    """`about 120 more tasks or 3 more seeds per arm` for an undecided comparison that more of either would settle."""
     found = _mapping(comparison)
     if found.get("verdict") != "undecided":
         return None
-    counts = [
-        f"{found[key]} more {word}"
-        for key, word in (("more_tasks", "tasks"), ("more_seeds", "seeds per arm"))
-        if found.get(key)
-    ]
-    return f"about {' or '.join(counts)}" if counts else None
+    return plan_text(found.get("more_tasks"), found.get("more_seeds"), found.get("more_of_both")) or None
 
 
 def _places(runs: list[MeasuredRun]) -> list[str]:
@@ -343,16 +364,36 @@ def _interval(
 
 
 def _bounds(run: Mapping[str, Any], key: str) -> Bounds | None:
-    """The interval over tasks of the last such score: that of the final weights comes after those of the loop."""
+    """The interval over tasks of the last such score."""
+    score = _last_score(run, key)
+    if not (_is_number(score.get("low")) and _is_number(score.get("high"))):
+        return None
+    return float(score["low"]), float(score["high"])
+
+
+def _last_score(run: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The last score by this metric: that of the final weights comes after those of the loop. Empty for none."""
     for one in reversed(run.get("evals") or []):
-        prefix = one["split"] if one.get("split") == one.get("name") else f"{one.get('split')}/{one.get('name')}"
-        if not key.startswith(prefix):
-            continue
         for score in one.get("scores") or []:
-            low, high = score.get("low"), score.get("high")
-            if key == f"{prefix}/{score['metric']}" and _is_number(low) and _is_number(high):
-                return float(low), float(high)
-    return None
+            if one.get("step") != 0 and key == _metric_key(one, score):
+                return _mapping(score)
+    return {}
+
+
+def _metric_key(one: Mapping[str, Any], score: Mapping[str, Any]) -> str:
+    prefix = one["split"] if one.get("split") == one.get("name") else f"{one.get('split')}/{one.get('name')}"
+    return f"{prefix}/{score['metric']}"
+
+
+def _untrained(runs: list[Mapping[str, Any]]) -> dict[str, float]:
+    """Metric -> the untrained model's score; it is scored once per experiment or in every run, and is one model."""
+    return {
+        _metric_key(one, score): score["value"]
+        for run in runs
+        for one in run.get("evals") or []
+        for score in one.get("scores") or []
+        if one.get("step") == 0 and _is_number(score.get("value"))
+    }
 
 
 def _tasks(record: Mapping[str, Any]) -> dict[str, str]:

@@ -1,14 +1,16 @@
 """Pushes a run's record to the dashboard while it grows; offline, into the mirror only.
 
 In: a run's events. Out: an experiment, a generation per run, step metrics, evals with their predictions, and the
-conclusion, through `DashboardClient`. Training rollouts stay on disk; only those of evals travel.
+conclusion, through `DashboardClient`. Training rollouts stay on disk; only those of evals travel. Every id
+follows from the experiment's own: an experiment that is resumed or run again updates its records and makes no new ones.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,7 +55,8 @@ class EvsysLogger:
     def on_run_start(self, ctx: RunContext) -> None:
         with self._lock:
             if not self._experiment_id:  # nobody told us of an experiment: this run is all there is
-                self._create_experiment(ctx.config, ctx.extras.get("experiment_id"))
+                place = ("experiment", self._client.project_id or "", ctx.run_id, str(ctx.output_dir.absolute()))
+                self._create_experiment(ctx.config, ctx.extras.get("experiment_id") or derived_id(*place))
         run = _plain(ctx.extras.get("run_config") or {})
         run |= {"seed": ctx.seed, "model_name": ctx.extras.get("model_name"), "tags": ctx.extras.get("tags", [])}
         self._start_run(ctx.run_id, name=ctx.extras.get("run_name"), run_config=run)
@@ -63,20 +66,25 @@ class EvsysLogger:
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
         self._evals.setdefault(ctx.run_id, {})[result.stage, result.split, result.name] = result
-        generation_id = self._generation_id(ctx.run_id)
+        self._send_eval(ctx.run_id, result)
+
+    def _send_eval(self, run_id: str, result: EvalResult) -> None:
+        generation_id = self._generation_id(run_id)
+        own = ("eval", generation_id, result.stage or "", result.split, result.name, str(result.step))
         eval_run_id = self._client.log_eval_run(
             generation_id,
+            eval_run_id=derived_id(*own),
             metrics={score.metric: score.value for score in result.scores if score.value is not None},
             name=result.name,
             split=result.split,
             step=result.step,
             stage=result.stage,
-            scores=[asdict(score) for score in result.scores],
-            breakdown=asdict(result)["breakdown"] if result.breakdown else {},
+            scores=[_without_none(asdict(score)) for score in result.scores],
+            breakdown=_without_none(asdict(result)["breakdown"]) if result.breakdown else None,
             error=result.error,
             seconds=result.seconds,
         )
-        self._client.log_predictions(generation_id, map(_prediction, result.rollouts), eval_run_id=eval_run_id)
+        self._client.log_predictions(generation_id, _predictions(eval_run_id, result.rollouts), eval_run_id=eval_run_id)
 
     def on_checkpoint(self, ctx: RunContext, step: int, path: str) -> None:
         self._client.update_generation(self._generation_id(ctx.run_id), last_checkpoint={"step": step, "path": path})
@@ -88,8 +96,12 @@ class EvsysLogger:
 
     def on_experiment_end(self, results: list[RunResult]) -> None:
         for result in results:
-            if result.run_id not in self._started:  # it failed before it could begin; it belongs to the record too
-                self._start_run(result.run_id)
+            if result.run_id not in self._started:  # it failed before it could begin, or was finished before
+                name = result.extras.get("run_name")
+                self._start_run(result.run_id, name=name, run_config=self._run_config(name, result.extras.get("seed")))
+                for found in result.extras.get("evals", []):
+                    self._evals.setdefault(result.run_id, {})[found.stage, found.split, found.name] = found
+                    self._send_eval(result.run_id, found)
             if result.run_id not in self._ended:
                 self._end_run(result)
         completed = sum(result.status == "completed" for result in results)
@@ -109,13 +121,20 @@ class EvsysLogger:
             generation_id=self._generation_id(run_id),
         )
 
+    def _run_config(self, name: str | None, seed: int | None) -> dict[str, Any] | None:
+        """The settings of a run that did not start in this process, from the experiment's config."""
+        config = getattr(self._experiment, "config", self._experiment)
+        arms = config.all_runs() if name and hasattr(config, "all_runs") else []
+        arm = next((arm for arm in arms if name in (arm.name, f"{arm.name}__s{seed}")), None)
+        return None if arm is None else _plain(arm) | {"name": name, "seed": seed}
+
     def _end_run(self, result: RunResult) -> str:
         self._ended.add(result.run_id)
         conclusion = conclude(result, list(self._evals.pop(result.run_id, {}).values()))
         self._client.update_generation(
             self._generation_id(result.run_id),
             status=result.status,
-            metrics=result.metrics,
+            metrics=_without_none(result.metrics),
             artifacts=result.artifacts,
             error=result.error,
             conclusion=conclusion,
@@ -124,8 +143,7 @@ class EvsysLogger:
 
     def _end_experiment(self, status: str, conclusion: str) -> None:
         best_score = getattr(self._experiment, "best_score", None)
-        fields = {} if best_score is None else {"best_score": best_score}
-        self._client.update_experiment(self._experiment_id, status=status, conclusion=conclusion, **fields)
+        self._client.update_experiment(self._experiment_id, status=status, conclusion=conclusion, best_score=best_score)
         self._client.finish()
 
     def _generation_id(self, run_id: str) -> str:
@@ -153,8 +171,26 @@ def _plain(model: Any) -> dict[str, Any]:
     """A config as plain JSON values. Not through `model_dump`, which counts as reading every setting."""
     from pydantic_core import to_jsonable_python
 
-    plain = to_jsonable_python(model, fallback=str)
+    plain = _without_none(to_jsonable_python(model, fallback=str))
     return plain if isinstance(plain, dict) else {}
+
+
+def _without_none(value: Any) -> Any:
+    """JSON data in which a key without a value is absent, as the documents have it."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _predictions(eval_run_id: str, rollouts: Iterable[Rollout]) -> Iterator[dict[str, Any]]:
+    """Each under an id of its own: which try at which task of which evaluation."""
+    seen = Counter[str]()
+    for rollout in rollouts:
+        seen[rollout.task_id] += 1
+        yield {
+            "id": derived_id("prediction", eval_run_id, rollout.task_id, str(seen[rollout.task_id])),
+            **_prediction(rollout),
+        }
 
 
 def _prediction(rollout: Rollout) -> dict[str, Any]:

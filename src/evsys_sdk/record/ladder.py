@@ -1,8 +1,9 @@
 """Which experiments moved the best score, which did not, and how much of a difference is noise.
 
-In: entries. Out: `Track`s, one per success metric on one set of tasks, each with its noise, its kept rungs and its dead
-ends. Scores of different metrics or tasks are never put on one ladder, and scores on test benchmarks alone make none,
-unless the experiment's config allows test scores to select. A run that other experiments took over is counted once.
+In: entries. Out: `Track`s, one per success metric, set of tasks, model, and mock or real backend, each with its noise,
+its kept rungs and its dead ends. Scores of different metrics, tasks or models are never put on one ladder, nor are
+scores of the mock backend beside real ones. Scores on test benchmarks alone make no ladder, unless the experiment's
+config allows test scores to select. A run that other experiments took over is counted once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import median, variance
 from typing import Any, Literal
 
 from evsys_sdk.record.digest import ArmDigest, Digest, Settings
@@ -23,6 +24,10 @@ STUDENT = (
 )  # fmt: skip
 """97.5 % points of Student's t for 1 to 30 degrees of freedom."""
 MANY = 1.98
+MOCK = "mock"
+"""The backend whose scores say nothing about real models."""
+WILD = 10.0
+"""How many times the usual variance over seeds an arm may have and still count in full for the noise of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,8 @@ class Noise:
     degrees: int = 0
     half_width: float | None = None
     """Median of the scores' 95 % half-widths over tasks."""
+    largest: float = math.inf
+    """The largest difference there can be: 1 where all scores and their intervals lie between 0 and 1."""
 
     def floor(self, seeds: int = 1, other_seeds: int = 1) -> float | None:
         """Two arms with so many seeds that differ by less are not told apart; None where nothing is known of noise.
@@ -43,11 +50,12 @@ class Noise:
         """
         if self.seed_sd:
             quantile = STUDENT[self.degrees - 1] if self.degrees <= len(STUDENT) else MANY
-            return quantile * self.seed_sd * math.sqrt(1 / seeds + 1 / other_seeds)
-        return math.sqrt(2) * self.half_width if self.half_width else None
+            return min(quantile * self.seed_sd * math.sqrt(1 / seeds + 1 / other_seeds), self.largest)
+        return min(math.sqrt(2) * self.half_width, self.largest) if self.half_width else None
 
 
 Outcome = Literal["first", "kept", "within noise", "no gain", "worse"]
+"""Against the best of its time. `no gain`: not higher, where nothing is known of noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,30 +92,76 @@ class Track:
     rungs: list[Rung] = field(default_factory=list)
     """Kept ones, oldest first; the last is the best so far."""
     dead_ends: list[Rung] = field(default_factory=list)
-    """Neither kept nor higher than the best of their time; oldest first."""
+    """Below the best of their time by more than noise; oldest first."""
     undecided: list[Rung] = field(default_factory=list)
-    """Higher than the best of their time, by no more than noise; oldest first."""
+    """Higher or lower than the best of their time, by no more than noise; oldest first."""
     tasks: str = ""
     """Hash of the tasks, where it is known, and how many of them if not all."""
     selects: bool = True
     """False: measured on test benchmarks alone, which select nothing."""
+    model: str = ""
+    """The model that was trained, where the records name it."""
+    is_mock: bool = False
+    """Trained on the mock backend, whose scores say nothing about real models."""
     label: str = ""
     """The metric, and what tells the track from others of that metric."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparable:
+    """What two experiments must share for their scores to be put side by side."""
+
+    metric: str
+    mode: str
+    tasks: str
+    selects: bool
+    model: str
+    is_mock: bool
+
+
 def tracks_of(entries: Sequence[Entry]) -> list[Track]:
     """The tracks of all entries that count, the one that was worked on last first."""
-    groups: dict[tuple[str, str, str, bool], list[Entry]] = {}
+    groups: dict[Comparable, list[Entry]] = {}
     void = {place for entry in entries if entry.status == "invalid" for place in runs_of(entry, own=True)}
     counting = [_without(entry, void) for entry in entries if entry.counts]
     for entry in sorted(counting, key=lambda entry: entry.when):
-        digest = entry.digest
-        if digest.measured and digest.scored:
-            key = (" + ".join(digest.measured), digest.mode, _tasks(digest), digest.selects)
-            groups.setdefault(key, []).append(entry)
-    tracks = [_track(*key, group) for key, group in groups.items()]
+        if not entry.digest.measured:
+            continue
+        for model, is_mock, part in _by_model(entry):
+            digest = part.digest
+            key = Comparable(
+                metric=" + ".join(digest.measured),
+                mode=digest.mode,
+                tasks=_tasks(digest),
+                selects=digest.selects,
+                model=model,
+                is_mock=is_mock,
+            )
+            groups.setdefault(key, []).append(part)
+    tracks = [_track(key, group) for key, group in groups.items()]
     tracks.sort(key=lambda track: -track.entries[-1].when)
     return [replace(track, label=_label(track, tracks)) for track in tracks]
+
+
+def mock_arms(digest: Digest) -> set[str]:
+    """The arms of an experiment that were trained on the mock backend."""
+    settings = {arm.arm: {**digest.common, **arm.own} for arm in digest.arms}
+    return {
+        name
+        for name, given in settings.items()
+        if given.get("backend.kind") == MOCK or str(given.get("algorithm.kind")).startswith(f"{MOCK}_")
+    }
+
+
+def _by_model(entry: Entry) -> Iterator[tuple[str, bool, Entry]]:
+    """The entry once per model, and per mock or real backend, of its arms; each time with the scores of those only."""
+    arms: dict[tuple[str, bool], list[ArmDigest]] = {}
+    mock = mock_arms(entry.digest)
+    for arm in entry.digest.scored:
+        model = str({**entry.digest.common, **arm.own}.get("model.name") or "")
+        arms.setdefault((model, arm.arm in mock), []).append(arm)
+    for (model, is_mock), mine in arms.items():
+        yield model, is_mock, _scoreless(entry, [arm for arm in entry.digest.scored if arm not in mine])
 
 
 def _suites(digest: Digest) -> list[str]:
@@ -118,8 +172,9 @@ def _suites(digest: Digest) -> list[str]:
 def _tasks(digest: Digest) -> str:
     """The same for experiments measured on the same tasks: `tasks 5f0c1a2b`, `the first 8 of tasks 5f0c1a2b`."""
     firsts = {suite: f"the first {limit} of " for suite, limit in digest.limits.items()}
-    known = [suite for suite in _suites(digest) if suite in digest.tasks]
-    return " + ".join(f"{firsts.get(suite, '')}tasks {digest.tasks[suite][:8]}" for suite in known)
+    told = {suite: f"tasks in {path}" for suite, path in digest.paths.items()}  # where no hash is known
+    told |= {suite: f"tasks {found[:8]}" for suite, found in digest.tasks.items()}
+    return " + ".join(f"{firsts.get(suite, '')}{told[suite]}" for suite in _suites(digest) if suite in told)
 
 
 def _label(track: Track, tracks: Sequence[Track]) -> str:
@@ -128,12 +183,16 @@ def _label(track: Track, tracks: Sequence[Track]) -> str:
     told = []
     if len({other.tasks for other in others}) > 1:
         digest = track.entries[-1].digest
-        paths = [digest.paths[suite] for suite in _suites(digest) if suite in digest.paths]
+        paths = [digest.paths[suite] for suite in _suites(digest) if suite in digest.paths and suite in digest.tasks]
         told.append(f"{track.tasks or 'tasks not known'}{' in ' if paths else ''}{' + '.join(paths)}")
     if len({other.mode for other in others}) > 1:
         told.append("lower is better" if track.mode == "min" else "higher is better")
     if len({other.selects for other in others}) > 1:
         told.append("allow_test_selection" if track.selects else "no allow_test_selection")
+    if len({other.model for other in others}) > 1:
+        told.append(track.model or "model not known")
+    if track.is_mock:
+        told.append("mock backend")
     return f"{track.metric} ({'; '.join(told)})" if told else track.metric
 
 
@@ -148,7 +207,7 @@ def _places(entry: Entry, runs: Iterable[str]) -> frozenset[str]:
     return frozenset(os.path.normpath(f"{folder}/{run}") if "/" in run else f"{folder}/{run}" for run in runs)
 
 
-def _counted_once(entries: Sequence[Entry]) -> Iterator[Entry]:
+def counted_once(entries: Sequence[Entry]) -> Iterator[Entry]:
     """The entries without the scores of arms all of whose runs an entry before them has."""
     seen: set[str] = set()
     if not any(arm.reused for entry in entries for arm in entry.digest.arms):
@@ -162,9 +221,14 @@ def _counted_once(entries: Sequence[Entry]) -> Iterator[Entry]:
 def _without(entry: Entry, seen: Set[str]) -> Entry:
     """The entry without the scores of arms all of whose runs are among those `seen`."""
     digest = entry.digest
-    known = [arm for arm in digest.arms if seen and arm.runs and _places(entry, arm.runs) <= seen]
+    return _scoreless(entry, [arm for arm in digest.arms if seen and arm.runs and _places(entry, arm.runs) <= seen])
+
+
+def _scoreless(entry: Entry, known: Sequence[ArmDigest]) -> Entry:
+    """The entry without the scores of these arms."""
     if not known:
         return entry
+    digest = entry.digest
     top = digest.top
     less = replace(
         digest,
@@ -190,7 +254,7 @@ def values_tried(track: Track) -> dict[str, list[Tried]]:
     found: dict[str, dict[Any, list[float]]] = {}
     entries = track.entries[::-1] if track.selects else []
     # The newest first: an arm that was run again with more seeds holds what the one before it had.
-    for digest in (entry.digest for entry in _counted_once(entries)):
+    for digest in (entry.digest for entry in counted_once(entries)):
         for arm in digest.scored:
             mean = arm.mean or 0.0
             for key, value in {**digest.common, **arm.own}.items():
@@ -212,19 +276,34 @@ def noise_of(entries: Sequence[Entry]) -> Noise:
     arms = [arm for entry in entries for arm in entry.digest.arms if arm.scores]
     repeated = [arm.scores for arm in arms if len(arm.scores) > 1]
     degrees = sum(len(scores) - 1 for scores in repeated)
-    squares = sum((score - fmean(scores)) ** 2 for scores in repeated for score in scores)
+    spreads = [variance(scores) for scores in repeated]
+    # One arm whose seeds lie far apart must not hide every other arm's gain: as in a verdict, it counts at most with
+    # WILD times the usual spread.
+    most = WILD * median(spreads) if spreads and median(spreads) > 0 else math.inf
+    pooled = sum(min(spread, most) * (len(scores) - 1) for spread, scores in zip(spreads, repeated, strict=True))
     widths = [arm.half_width for arm in arms if arm.half_width is not None]
+    seen = [value for arm in arms for value in (*arm.scores, arm.low, arm.high) if value is not None]
     return Noise(
-        seed_sd=math.sqrt(squares / degrees) if degrees else None,
+        seed_sd=math.sqrt(pooled / degrees) if degrees else None,
         degrees=degrees,
         half_width=median(widths) if widths else None,
+        largest=1.0 if all(0.0 <= value <= 1.0 for value in seen) else math.inf,
     )
 
 
-def _track(metric: str, mode: str, tasks: str, selects: bool, entries: list[Entry]) -> Track:
-    noise = noise_of(list(_counted_once(entries[::-1])))
-    track = Track(metric=metric, mode=mode, entries=entries, noise=noise, tasks=tasks, selects=selects)
-    for entry in _counted_once(entries if selects else []):
+def _track(key: Comparable, entries: list[Entry]) -> Track:
+    noise = noise_of(list(counted_once(entries[::-1])))
+    track = Track(
+        metric=key.metric,
+        mode=key.mode,
+        entries=entries,
+        noise=noise,
+        tasks=key.tasks,
+        selects=key.selects,
+        model=key.model,
+        is_mock=key.is_mock,
+    )
+    for entry in counted_once(entries if key.selects else []):
         rung = _rung(entry, track)
         if rung is not None:
             places = {"first": track.rungs, "kept": track.rungs, "within noise": track.undecided}
@@ -243,10 +322,11 @@ def _rung(entry: Entry, track: Track) -> Rung | None:
         return Rung(entry=entry, arm=arm, score=score)
     floor = track.noise.floor(len(arm.scores), len(best.arm.scores))
     gain = (score - best.score) * (1 if track.mode == "max" else -1)
-    return Rung(entry=entry, arm=arm, score=score, before=best, outcome=_outcome(gain, floor or 0.0), floor=floor)
+    return Rung(entry=entry, arm=arm, score=score, before=best, outcome=_outcome(gain, floor), floor=floor)
 
 
-def _outcome(gain: float, floor: float) -> Outcome:
-    if gain > 0:
-        return "kept" if gain > floor else "within noise"
-    return "worse" if gain < -floor else "no gain"
+def _outcome(gain: float, floor: float | None) -> Outcome:
+    """A difference within noise is no answer, whichever way it points: neither kept nor a dead end."""
+    if floor is not None and abs(gain) <= floor:
+        return "within noise"
+    return "kept" if gain > 0 else "worse" if gain < 0 else "no gain"

@@ -8,6 +8,7 @@ Rules that make a replay harmless:
 - `POST` creates or overwrites by id. A step is keyed (generation, step, metric name), a prediction by its id;
   of two values for one key the one with the newer `ts` counts.
 - `PATCH` sets the named fields and leaves the others.
+- A field without a value is left out; `null` is never sent for it.
 - NaN and infinities travel as the strings "NaN", "Infinity", "-Infinity" (JSON has no numbers for them).
 
 A run is called a *generation* here, because the published client API says so.
@@ -119,17 +120,22 @@ class Event:
         return cls(method=record["method"], path=record["path"], body=record["body"], batch=record.get("batch", ""))
 
 
+def given(fields: Mapping[str, Any]) -> JsonDict:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def experiment_event(
     experiment_id: str, *, name: str, ts: float, hypothesis: str = "", details: Mapping[str, Any] | None = None
 ) -> Event:
     """A new experiment; `details`: description, config, tags, metadata, parent_experiment_id."""
     body = {"id": experiment_id, "name": name, "hypothesis": hypothesis, "status": "running", "ts": ts}
-    return Event(path=experiments_path(), body={**(details or {}), **body})
+    return Event(path=experiments_path(), body={**given(details or {}), **body})
 
 
 def experiment_update(experiment_id: str, fields: Mapping[str, Any], *, ts: float) -> Event:
     """Changed fields: status, best_score, conclusion, ..."""
-    return Event(method="PATCH", path=experiment_path(experiment_id), body={**fields, "ts": ts})
+    return Event(method="PATCH", path=experiment_path(experiment_id), body={**given(fields), "ts": ts})
 
 
 def generation_event(
@@ -143,12 +149,12 @@ def generation_event(
 ) -> Event:
     """A new run of an experiment."""
     body = {"id": generation_id, "experiment_id": experiment_id, "name": name, "recipe_kind": recipe_kind}
-    return Event(path=generations_path(), body={**body, "run_config": dict(run_config), "status": "running", "ts": ts})
+    return Event(path=generations_path(), body={**body, "run_config": given(run_config), "status": "running", "ts": ts})
 
 
 def generation_update(generation_id: str, fields: Mapping[str, Any], *, ts: float) -> Event:
     """Changed fields: status, metrics, artifacts, error, conclusion, ..."""
-    return Event(method="PATCH", path=generation_path(generation_id), body={**fields, "ts": ts})
+    return Event(method="PATCH", path=generation_path(generation_id), body={**given(fields), "ts": ts})
 
 
 def step_event(generation_id: str, step: int, metrics: Mapping[str, float], *, ts: float) -> Event:
@@ -159,18 +165,18 @@ def step_event(generation_id: str, step: int, metrics: Mapping[str, float], *, t
 
 def eval_event(eval_id: str, generation_id: str, fields: Mapping[str, Any], *, ts: float) -> Event:
     """One evaluation: name, split, step, metrics, benchmark_id, error, and details such as scores with intervals."""
-    return Event(path=evals_path(generation_id), body={**fields, "id": eval_id, "ts": ts})
+    return Event(path=evals_path(generation_id), body={**given(fields), "id": eval_id, "ts": ts})
 
 
 def prediction_event(generation_id: str, prediction: Mapping[str, Any], *, ts: float) -> Event:
     """One rollout of an evaluation. It keeps its own `id` when it brings one."""
-    body = {"id": new_id(), **prediction, "ts": ts}
+    body = {"id": new_id(), **given(prediction), "ts": ts}
     return Event(path=predictions_path(generation_id), body=body, batch="predictions")
 
 
 def benchmark_event(benchmark_id: str, *, name: str, fields: Mapping[str, Any], ts: float) -> Event:
     """A suite of tasks that evaluations may refer to."""
-    return Event(path=benchmarks_path(), body={**fields, "id": benchmark_id, "name": name, "ts": ts})
+    return Event(path=benchmarks_path(), body={**given(fields), "id": benchmark_id, "name": name, "ts": ts})
 
 
 def batched(events: Iterable[Event]) -> Iterator[list[Event]]:

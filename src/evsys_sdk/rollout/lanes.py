@@ -152,7 +152,8 @@ def status_of(failure: Failure) -> RolloutStatus:
     """Whose failure it is: the model's and its agent's, the clock's, or nobody's who can be graded."""
     if failure.type == "CancelledError":
         return "cancelled"
-    if failure.type in INFRASTRUCTURE or failure.phase in ("environment", "verifier"):
+    # Setup comes before the model is asked anything, so what breaks there is not the model's doing.
+    if failure.type in INFRASTRUCTURE or failure.phase in ("environment", "setup", "verifier"):
         return "infra_error"
     return "timeout" if failure.type == AGENT_TIMEOUT else "agent_error"
 

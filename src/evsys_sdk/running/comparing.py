@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from evsys_sdk.errors import EvsysError, not_known
-from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.errors import Cancelled, EvsysError, not_known
+from evsys_sdk.eval.judging import catch_statistics_errors, judge_arms
 from evsys_sdk.eval.verdict import Verdict
 from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.digest import ArmDigest, flatten
@@ -78,8 +78,9 @@ def compare(refs: Sequence[str], history: History, *, metric: str | None = None)
     keys = dict.fromkeys(key for side in sides for key in side.settings)
     values = {key: [side.settings.get(key) for side in sides] for key in keys}
     stored = [read_arm(side.entry, side.arm.arm, side.label) for side in sides]
-    verdicts = [_judged(measure, stored, sides, notes) for measure in _measures(stored, sides, metric)]
-    if not verdicts:
+    measures = _measures(stored, sides, metric)
+    verdicts = [judged for measure in measures if (judged := _judged(measure, stored, sides, notes))]
+    if not measures:
         notes.append(_why_no_verdict(stored, metric))
     return Compared(
         sides=sides,
@@ -172,14 +173,22 @@ def _key(measure: Measure) -> str:
     return f"{split}/{metric}" if split == name else f"{split}/{name}/{metric}"
 
 
-def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side], notes: list[str]) -> Judged:
+def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side], notes: list[str]) -> Judged | None:
+    """The verdict by one measure; None, and a note with the reason, where it could not be judged."""
     split, name, metric = measure
     hashes = {side.entry.digest.tasks.get(f"{split}/{name}") for side in sides} - {None}
     if len(hashes) > 1:
         notes.append(f"{split}/{name} is not the same in all of them: tasks are paired by id and may have changed")
-    scores = [arm_scores(arm, measure) for arm in stored]
-    share = is_share_of_tasks(metric)
-    verdict = _advised(judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share))
+    try:
+        with catch_statistics_errors():
+            scores = [arm_scores(arm, measure) for arm in stored]
+            share = is_share_of_tasks(metric)
+            verdict = _advised(judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share))
+    except Cancelled:
+        raise
+    except EvsysError as exc:
+        notes.append(f"no verdict by {_key(measure)}: {exc}")
+        return None
     if split == "test" and not all(side.entry.digest.allows_test for side in sides):
         notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
         verdict = replace(verdict, best_arm=None, winner=None, why_no_best=ON_TEST)
@@ -191,7 +200,7 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
 def _advised(verdict: Verdict) -> Verdict:
     """Where the baseline has no score, the advice is this command's and not a config's."""
     first, *others = verdict.arms
-    if first.mean is not None or all(arm.mean is None for arm in others):
+    if verdict.best_arm is not None or first.mean is not None or all(arm.mean is None for arm in others):
         return verdict
     return replace(verdict, why_no_best=f"{first.arm} has no score to compare with; name another one first")
 

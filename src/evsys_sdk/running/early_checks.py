@@ -23,7 +23,7 @@ from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.models import DataConfig, ExperimentConfig, RunConfig
 from evsys_sdk.config.project import search_folders
 from evsys_sdk.config.source import source_of
-from evsys_sdk.data.sources import find_path
+from evsys_sdk.data.sources import as_rows, open_source
 from evsys_sdk.data.stores import LocalDataStore
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.data_types import HarborTask, from_dict
@@ -229,9 +229,9 @@ def _raw_rows(data: DataConfig, config: ExperimentConfig) -> Iterable[Row] | Non
         if data.source_kind == "in_memory":
             return copy.deepcopy((data.rows or [])[:FIRST])
         store = _built(registry.data_stores, config.data_store)
-        if data.source_kind != "jsonl" or type(store) is not LocalDataStore:
+        if data.source_kind not in ("jsonl", "csv", "parquet") or type(store) is not LocalDataStore:
             return None
-        path = find_path(str(data.path), store=store, folders=search_folders(source))
-        return store.read_jsonl(path)
+        opened = open_source(data, store=store, folders=search_folders(source))
+        return as_rows(opened.rows(), opened.name)
     except FOREIGN:  # a file that is not there is told of by the check of the block
         return None

@@ -108,7 +108,7 @@ def _heed(stop: StopFlag, read: int, numbers: set[signal.Signals]) -> None:
             continue
         if not stop.event.is_set():
             stop.set()
-            _say("stopping after this step; once more to stop at once")
+            _say("Stopping after the current step. Press Ctrl-C again to stop immediately.")
         elif number in pressed:
             os._exit(128 + number)
         else:

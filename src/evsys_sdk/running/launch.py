@@ -8,6 +8,7 @@ callbacks that steer, and the hypothesis. What only decides how it is watched or
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,11 @@ from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.stored import StoredJournal
+<<<<<<< HEAD
 from evsys_sdk.redaction import redact_data
+=======
+from evsys_sdk.record.wire import new_id
+>>>>>>> main
 from evsys_sdk.running.scoring import find_benchmark
 
 WATCHING = frozenset(
@@ -48,6 +53,7 @@ ARMS = frozenset(["run", "runs", "matrix", "search", "base_run"])
 SHOWN = 20
 """Differences that a refusal lists."""
 PLAN = "plan"
+EXPERIMENT_ID = "experiment_id"
 TASKS = "tasks of "
 AN_ARM = "(an arm)"
 CODE = "code of "
@@ -103,6 +109,20 @@ def take_up(journal: Journal, name: str, facts: Facts, *, fresh: bool) -> RunJou
     line = journal.begin(EXPERIMENT, config_hash(facts))
     line.add(PLAN, facts, at=0)
     return line
+
+
+def experiment_id_of(line: RunJournal) -> str:
+    """The id under which trackers know the experiment: made at its first launch and kept in its journal. It is the
+    same when the experiment is resumed, run again, or started over with the same settings."""
+    found = line.journal.read(
+        "SELECT events.data FROM events JOIN attempts USING (run, attempt) WHERE run = ? AND kind = ? AND"
+        " fingerprint = (SELECT fingerprint FROM attempts WHERE run = ? AND attempt = ?)"
+        " ORDER BY attempt = ? DESC, events.id LIMIT 1",
+        (line.run, EXPERIMENT_ID, line.run, line.attempt, line.attempt),
+    )
+    own = str(json.loads(found[0][0])["id"]) if found else new_id()
+    line.add(EXPERIMENT_ID, {"id": own}, at=0)
+    return own
 
 
 def fork(config: ExperimentConfig, facts: Facts, output_dir: Path) -> tuple[ExperimentConfig, Path]:

@@ -31,23 +31,30 @@ from evsys_sdk.training.checkpoints import manifests_in, with_paths, without_pat
 
 @dataclass(slots=True)
 class StoppableLogStore:
-    """The run's log store as the algorithm sees it: any log call is also a moment to stop at."""
+    """The run's log store as the algorithm sees it. For an algorithm that has a loop of its own, any log call is also a
+    moment to stop at; inside a step that the hooks know of, the run stops when the step is done."""
 
     store: LogStore
     stop: StopFlag
     first_step: int = 0
     """Steps of earlier stages of a chain, so that a later stage's curve begins where theirs ended."""
     last_step: int = 0
+    in_step: bool = False
+    """Between the hooks' `step_start` and `step_end`."""
 
     def log_scalar(self, name: str, value: float, step: int) -> None:
-        self.stop.check()
+        self._check()
         self.last_step = max(self.last_step, self.first_step + step)
         self.store.log_scalar(name, value, self.first_step + step)
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        self.stop.check()
+        self._check()
         self.last_step = max(self.last_step, self.first_step + step)
         self.store.log_metrics(metrics, self.first_step + step)
+
+    def _check(self) -> None:
+        if not self.in_step:
+            self.stop.check()
 
     def log_hyperparams(self, hparams: dict[str, Any]) -> None:
         self.store.log_hyperparams(hparams)
@@ -87,6 +94,10 @@ class LoopHooks:
     pause_at: int | None = None
     """The run is to stop after this step, with all its evaluations done."""
     in_step: bool = False
+    total_steps: int | None = None
+    """Of the stages begun so far; None where the algorithm does not say."""
+    saved_step: int = 0
+    """The step of the newest checkpoint, by the run's own count."""
     kept: tuple[int, str] | None = None
     """Step and path of a checkpoint whose step nobody has heard of yet."""
     pending: set[asyncio.Task[None]] = field(default_factory=set)
@@ -123,19 +134,26 @@ class LoopHooks:
 
     def train_start(self, total_steps: int | None) -> None:
         total = None if total_steps is None else self.first_step + total_steps
+        self.total_steps = total
         self.journal.add("train_start", {"total_steps": total}, at=self.first_step, key=self.stage or "")
         self.callbacks.on_train_start(self.ctx, total)
 
     def step_start(self, step: int) -> None:
+        self.stop.check()
         if self.pause_at is not None and self.first_step + step > self.pause_at:
             raise Paused(self.first_step + step - 1)
         self.budget.begin_step()
-        self.in_step = True
+        self._mark_step(True)
+
+    def _mark_step(self, in_step: bool) -> None:
+        self.in_step = in_step
+        if isinstance(self.ctx.log_store, StoppableLogStore):
+            self.ctx.log_store.in_step = in_step
 
     async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
         if not self.in_step:  # an algorithm with a loop of its own that does not say when it begins
             self.budget.begin_step()
-        self.in_step = False
+        self._mark_step(False)
         self.budget.end_step(metrics.get("tokens", 0))
         self.steps = self.replayed = self.first_step + step
         self.journal.add("step", {"metrics": metrics}, at=self.steps)
@@ -222,9 +240,13 @@ class LoopHooks:
             self.ctx.log_store.log_metrics(values, at - self.first_step)
         self.callbacks.on_eval(self.ctx, result)
 
-    def checkpoint(self, step: int, path: str) -> None:
-        """Weights are on disk. That is told after their step, which may be told only now that nothing can be lost."""
+    def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
+        """Weights are on disk. Callbacks hear of it after their step, which may be told only now that nothing can be
+        lost; of a checkpoint that is only there to resume from they do not hear, as it will be deleted."""
         self._tell_kept()
+        self.saved_step = self.first_step + step
+        if not planned:
+            return
         self.kept = (self.first_step + step, path)
         if self.steps >= self.first_step + step:
             self._tell_kept()
@@ -246,9 +268,9 @@ class LoopHooks:
         events = self.replay(upto)
         if last.state:
             self._complete(last, events)
-        self.steps = upto
+        self.steps = self.saved_step = upto
         if last.state and not last.final and not was_paused_at(self.journal, upto):
-            get_logger(__name__).warning("%s goes on from step %d (%s)", self.ctx.run_id, upto, last.state)
+            get_logger(__name__).warning("Resuming %s from step %d (%s)", self.ctx.run_id, upto, last.state)
         if last.state:
             await self._score_what_is_missing(events, before, upto, last)
             if self.callbacks.waits_for_scores():
@@ -302,7 +324,7 @@ class LoopHooks:
             self.journal.add("step", {"metrics": last.metrics}, at=at)
             with self._retelling():
                 self._retell_step(at, last.metrics)
-        if ("checkpoint", at) not in told:
+        if last.planned and ("checkpoint", at) not in told:
             self._tell_checkpoint(at, last.state)
 
     async def _score_what_is_missing(self, events: list[Event], after: int, upto: int, last: KeptWeights) -> None:
@@ -352,10 +374,14 @@ class LoopHooks:
         await self._discard_snapshots(before=self.steps + 1)  # the final checkpoint is made by now
         self.callbacks.on_train_end(self.ctx, metrics)
 
+    def stopped_at(self) -> dict[str, Any]:
+        """Where a run stands that is stopped now: its step, of how many, and the step of the newest checkpoint."""
+        return {"step": self.steps, "total_steps": self.total_steps, "checkpoint_step": self.saved_step}
+
     def close(self) -> None:
         """Training is over, or broke off."""
         if self.in_step:
-            self.in_step = False
+            self._mark_step(False)
             self.budget.give_back_step()
 
     def should_stop(self) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from evsys_sdk.record.progress import LastScore, RunProgress, progress_in
 from evsys_sdk.record.run_dir import LOCK_FILE, held_by, is_held
 from evsys_sdk.record.stored import StoredJournal
 from evsys_sdk.running.budget import spent_before
+from evsys_sdk.running.resume_hint import STOPPED_AT, StoppedRun, resume_command
 from evsys_sdk.running.time_spent import last_written, seconds_until
 
 UNFINISHED = ("interrupted", "cancelled", "partial", "failed")
@@ -56,6 +57,8 @@ class RunState:
     last_written: float | None
     """When it last wrote something to its directory, in seconds since the epoch."""
     run_dir: str | None
+    stopped: str | None = None
+    """Of a run that was stopped: at which step, and what is saved to resume from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +185,13 @@ def _run_state(run: RunProgress, launch: Launch | None, *, running: bool) -> Run
         error=error,
         last_written=_last_change(_files_of(folder)) if folder else None,
         run_dir=run.run_dir,
+        stopped=_stopped(run.run, ended) if status == "cancelled" else None,
     )
+
+
+def _stopped(run: str, record: Mapping[str, Any]) -> str | None:
+    note = record.get("notes", {}).get(STOPPED_AT)
+    return StoppedRun(run=run, **note).sentence() if note else None
 
 
 def _failed(entry: Entry, begun: dict[str, RunState]) -> dict[str, RunState]:
@@ -262,8 +271,8 @@ def _used_up(status: Status) -> list[str]:
 
 
 def _again(launch: Launch) -> str:
-    """The command that goes on with it: the one that launched it, but for a --fresh, however short it was typed."""
-    command = shlex.join(word for word in launch.command if not ("--fresh".startswith(word) and len(word) > len("--f")))
+    """The command that resumes it."""
+    command = resume_command(launch.command)
     return command if Path(launch.cwd) == Path.cwd() else f"cd {shlex.quote(launch.cwd)} && {command}"
 
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict
 
 from evsys_sdk import registry
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
 from evsys_sdk.eval.metrics import as_metric
-from evsys_sdk.eval.scoring import invalid_reason, is_share, scores_of_task
+from evsys_sdk.eval.scoring import invalid_reason, is_errored, is_share, scores_of_task
 from evsys_sdk.protocols import Rollout, TaskScores
 from evsys_sdk.record import stored
 from evsys_sdk.record.history import Entry, read_record
@@ -95,7 +95,7 @@ def arm_scores(arm: StoredArm, measure: Measure) -> ArmScores:
     """The arm's value on every task, seed by seed; a seed that has none is told with its reason."""
     split, name, metric = measure
     seeds: dict[int, Values] = {}
-    failed = dict(arm.failed)
+    failed, rollouts = dict(arm.failed), []
     for number, evals in enumerate(arm.evals):
         found = evals.get((split, name))
         if number in failed:
@@ -104,9 +104,25 @@ def arm_scores(arm: StoredArm, measure: Measure) -> ArmScores:
             if found is None:
                 raise EvsysError(f"it was not scored on {split}/{name}")
             seeds[number] = task_values(found.rollouts, metric)
+            rollouts += found.rollouts
         except EvsysError as exc:
             failed[number] = str(exc)
-    return ArmScores(arm=arm.label, seeds=seeds, failed=failed)
+    return ArmScores(arm=arm.label, seeds=seeds, failed=failed, **error_counts(rollouts))
+
+
+class ErrorCounts(TypedDict):
+    """How many of an arm's rollouts errored, as `ArmScores` takes it."""
+
+    n_rollouts: int
+    n_errors: int
+    first_error: str | None
+
+
+def error_counts(rollouts: Sequence[Rollout]) -> ErrorCounts:
+    """Of the rollouts behind a score, those that no verifier could grade."""
+    errored = [rollout for rollout in rollouts if is_errored(rollout)]
+    first = errored[0].error or errored[0].status if errored else None
+    return ErrorCounts(n_rollouts=len(rollouts), n_errors=len(errored), first_error=first)
 
 
 def task_values(rollouts: Sequence[Rollout], metric: str) -> dict[str, float]:

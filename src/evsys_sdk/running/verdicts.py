@@ -12,57 +12,73 @@ from dataclasses import replace
 from typing import Any
 
 from evsys_sdk.config.metadata import Hypothesis, Metadata
-from evsys_sdk.errors import EvsysError
+from evsys_sdk.errors import Cancelled, EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
 from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_judged, predicted_pair, speaks_of
-from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.eval.judging import catch_statistics_errors, judge_arms
 from evsys_sdk.eval.verdict import Mode, Verdict
 from evsys_sdk.eval.verdict_text import verdict_lines
-from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
 from evsys_sdk.record.conclusion import Findings, score_keys
-from evsys_sdk.running.task_values import is_share_of_tasks, task_values
+from evsys_sdk.running.task_values import error_counts, is_share_of_tasks, task_values
 
 Arms = Mapping[str, Sequence[RunResult]]
 
 
-def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False) -> Findings:
+def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False, name: str = "NAME") -> Findings:
     """What the scores allow us to say; without a success metric, or scores by task, why they allow nothing.
 
-    `searched`: the arms are trials of a search, which has no baseline unless one is named.
+    `searched`: the arms are trials of a search, which has no baseline unless one is named. `name`: of the experiment,
+    for the command that judges it again.
     """
     success = metadata.success_metric
     if success is None:
         return _no_verdict("no success_metric is named, so arms are not ranked", arms, metadata, searched)
     try:
         verdict, keys = _judge(arms, success.name, success.mode, metadata, searched)
+        hypothesis = metadata.hypothesis
+        judged = None
+        if isinstance(hypothesis, Hypothesis):
+            judged = _hypothesis(hypothesis, arms, metadata, searched, verdict)
+        with catch_statistics_errors():
+            found = _findings(verdict, judged, metadata, only_test=all(key.startswith("test/") for key in keys))
+            return replace(found, lines=[*found.lines, *_another_baseline(verdict, name)])
+    except Cancelled:
+        raise
     except EvsysError as exc:
         return _no_verdict(str(exc), arms, metadata, searched)
-    hypothesis = metadata.hypothesis
-    judged = _hypothesis(hypothesis, arms, metadata, searched, verdict) if isinstance(hypothesis, Hypothesis) else None
-    return _findings(verdict, judged, metadata, only_test=all(key.startswith("test/") for key in keys))
+
+
+def _another_baseline(verdict: Verdict, name: str) -> list[str]:
+    """How to judge against another arm, where the baseline has no score and others have one."""
+    if not verdict.pairs or verdict.winner is None:
+        return []
+    arm = verdict.pairs[-1].vs
+    return [f"To judge against another arm without training again: evsys judge {name} --baseline-arm {arm}"]
 
 
 def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool) -> tuple[Verdict, list[str]]:
     """The verdict by one metric, and the scores that it means; EvsysError where there is none."""
-    keys = score_keys(arms, metric)
-    if not keys:
-        raise EvsysError(f"no arm has a score for {metric}")
-    baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
-    try:
-        verdict = judge_arms(
-            [_arm_scores(arm, results, keys) for arm, results in arms.items()],
-            metric=metric,
-            mode=mode,
-            baseline_arm=metadata.baseline_arm,
-            untrained=_untrained(arms, keys),
-            also=_predicted(metadata, baseline),
-            share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
-            searched=searched,
-        )
-    except EvsysError as exc:
-        raise EvsysError(f"{metric}: {exc}") from exc
-    return verdict, keys
+    with catch_statistics_errors():
+        keys = score_keys(arms, metric)
+        if not keys:
+            raise EvsysError(f"no arm has a score for {metric}")
+        baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
+        try:
+            verdict = judge_arms(
+                [_arm_scores(arm, results, keys) for arm, results in arms.items()],
+                metric=metric,
+                mode=mode,
+                baseline_arm=metadata.baseline_arm,
+                untrained=_untrained(arms, keys),
+                also=_predicted(metadata, baseline),
+                share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
+                searched=searched,
+            )
+        except EvsysError as exc:
+            raise EvsysError(f"{metric}: {exc}") from exc
+        return verdict, keys
 
 
 def _no_verdict(why: str, arms: Arms, metadata: Metadata, searched: bool) -> Findings:
@@ -78,16 +94,19 @@ def _hypothesis(
 ) -> HypothesisResult | None:
     """What became of it, by its own metric; None where it names none and there is no verdict."""
     prediction = hypothesis.prediction
-    if verdict is not None and speaks_of(prediction, verdict):
-        return judge_hypothesis(hypothesis, verdict)
-    if not prediction.metric:
-        return None
     try:
-        # A comparison that was named beforehand selects nothing, so test scores may decide it.
-        mode: Mode = "max" if prediction.direction == "higher" else "min"
-        return judge_hypothesis(hypothesis, _judge(arms, prediction.metric, mode, metadata, searched)[0])
+        with catch_statistics_errors():
+            if verdict is not None and speaks_of(prediction, verdict):
+                return judge_hypothesis(hypothesis, verdict)
+            if not prediction.metric:
+                return None
+            # A comparison that was named beforehand selects nothing, so test scores may decide it.
+            mode: Mode = "max" if prediction.direction == "higher" else "min"
+            return judge_hypothesis(hypothesis, _judge(arms, prediction.metric, mode, metadata, searched)[0])
+    except Cancelled:
+        raise
     except EvsysError as exc:
-        return not_judged(hypothesis, prediction.metric, str(exc))
+        return not_judged(hypothesis, prediction.metric or _named(metadata), str(exc))
 
 
 def _named(metadata: Metadata) -> str:
@@ -127,15 +146,23 @@ def _predicted(metadata: Metadata, baseline: str | None) -> list[tuple[str, str]
 def _arm_scores(arm: str, results: Sequence[RunResult], keys: Sequence[str]) -> ArmScores:
     seeds: dict[int, Values] = {}
     failed: dict[int, str] = {}
+    rollouts: list[Rollout] = []
     for number, result in enumerate(results):
         seed = int(result.extras.get("seed", number))
         try:
             if result.status != "completed":
                 raise EvsysError(result.error or result.status)
             seeds[seed] = _values(_trained(result), keys, result.metrics)
+            rollouts += _rollouts(_trained(result), keys)
         except EvsysError as exc:
             failed[seed] = str(exc)
-    return ArmScores(arm=arm, seeds=seeds, failed=failed)
+    return ArmScores(arm=arm, seeds=seeds, failed=failed, **error_counts(rollouts))
+
+
+def _rollouts(evals: Sequence[EvalResult], keys: Sequence[str]) -> list[Rollout]:
+    """Those behind the scores that `keys` mean; of a benchmark that was scored several times, of the last time."""
+    last = {(one.split, one.name): one for one in evals if any(_key(one, score) in keys for score in one.scores)}
+    return [rollout for one in last.values() for rollout in one.rollouts]
 
 
 def _trained(result: RunResult) -> list[EvalResult]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from evsys_sdk.data_types import ChatMessagesRow, TargetFormat, parse_rows
+from evsys_sdk.data_types import ChatMessagesRow, TargetFormat, is_learnt, parse_rows
 from evsys_sdk.errors import DataError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import Renderer
@@ -58,7 +58,7 @@ def chat_data(
         if truncated:
             found.truncated.append(name)
         elif not data:
-            raise DataError(f"row {name} has nothing to learn from: no assistant message with content")
+            raise DataError(_nothing_to_learn(row, name, "no assistant message with content"))
         if not data or (on_truncate == "drop" and truncated):
             found.dropped.append(name)
         else:
@@ -89,14 +89,34 @@ def read_chats(rows: Any, algorithm: str) -> list[ChatMessagesRow]:
     try:
         return parse_rows(rows, TargetFormat.CHAT_MESSAGES)
     except DataError as exc:
-        raise DataError(f"{exc}\n{algorithm} needs chats: add the transform jsonl_to_chat to data.transforms") from exc
+        raise DataError(f"{exc}\n{algorithm} needs chats: {_way_to_chats(rows)}") from exc
+
+
+def _way_to_chats(rows: list[Any]) -> str:
+    """The transform that makes chats of such rows."""
+    row = rows[0] if isinstance(rows[0], dict) else {}
+    if "conversations" in row or "conversation" in row:
+        kind = "sharegpt_to_chat"
+    elif {"instruction", "output"} <= row.keys():
+        kind = "alpaca_to_chat"
+    elif "chosen" in row and "rejected" in row:
+        return "these rows are pairs of answers, for the algorithm dpo (transform to_preference)"
+    else:
+        kind = "to_plain_text" if "text" in row else "jsonl_to_chat"
+    return f"add the transform {kind} to data.transforms"
 
 
 def check_chats(rows: Any, algorithm: str) -> None:
     """Raise if these rows are no chats, or if in one of them the assistant says nothing."""
     for index, row in enumerate(read_chats(rows, algorithm)):
-        if all(message["role"] != "assistant" for message in messages_of(row)):
-            raise DataError(f"row {row_id(row, index)} has nothing to learn from: no assistant message")
+        if not any(is_learnt(message) for message in messages_of(row)):
+            raise DataError(_nothing_to_learn(row, row_id(row, index), "no assistant message"))
+
+
+def _nothing_to_learn(row: ChatMessagesRow, name: str, reason: str) -> str:
+    if any(message.get("weight") == 0 and message["role"] != "user" for message in row.messages):
+        reason = "every assistant message has weight 0; leave the row out, or give one of them weight 1"
+    return f"row {name} has nothing to learn from: {reason}"
 
 
 def row_id(row: ChatMessagesRow, index: int) -> str:

@@ -60,6 +60,9 @@ class Checkpoint:
     complete: bool = False
     final: bool = False
     """Training ended with these weights."""
+    temporary: list[str] = field(default_factory=list)
+    """Of a checkpoint that exists only because the run was stopped at its step: the paths that are deleted as soon as
+    a later checkpoint is complete. Empty for a planned checkpoint."""
 
     @property
     def is_there(self) -> bool:
@@ -107,9 +110,17 @@ class Manifest:
 
     def close(self, checkpoint: Checkpoint, *, stopped: str | None) -> Checkpoint:
         """Say that training has ended with these weights."""
-        last = replace(checkpoint, final=True, stopped=stopped)
+        last = replace(checkpoint, final=True, stopped=stopped, temporary=[])
         self._put(last)
         return last
+
+    def drop_temporary(self, *, before: int) -> list[str]:
+        """Remove the temporary checkpoints of steps earlier than `before`; returns the paths nothing refers to now."""
+        gone = [found for found in self.checkpoints if found.temporary and found.step < before]
+        if gone:
+            self.checkpoints = [found for found in self.checkpoints if found not in gone]
+            self._write()
+        return [path for found in gone for path in found.temporary]
 
     def whole(self) -> list[Checkpoint]:
         """The checkpoints that can be trusted, the newest first."""
@@ -130,6 +141,9 @@ class Manifest:
     def _put(self, new: Checkpoint) -> None:
         others = [checkpoint for checkpoint in self.checkpoints if checkpoint.step != new.step]
         self.checkpoints = sorted([*others, new], key=lambda checkpoint: checkpoint.step)
+        self._write()
+
+    def _write(self) -> None:
         told = {"checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints]}
         write_json(self.path, without_paths(told, self.run_dir))
 

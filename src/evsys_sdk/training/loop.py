@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled, not_known
@@ -26,6 +28,7 @@ from evsys_sdk.surface import (
     SamplingClient,
     TrainingClient,
     TrainingService,
+    discard_weights,
 )
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.checkpoints import Checkpoint, Manifest, manifest_path
@@ -185,15 +188,22 @@ class Loop:
         if hooks:
             hooks.train_start(self.plan.total_steps)
         ended = await self._resume() if self.ctx.resume else False
-        for step in range(result.steps + 1, self.plan.total_steps + 1):
-            if ended:
-                break
-            await self._may_begin(step)
-            await self._step(step)
-            result.stopped = hooks.should_stop() if hooks else None
-            ended = result.stopped is not None
+        try:
+            for step in range(result.steps + 1, self.plan.total_steps + 1):
+                if ended:
+                    break
+                if hooks:
+                    hooks.step_start(step)
+                await self._step(step)
+                result.stopped = hooks.should_stop() if hooks else None
+                ended = result.stopped is not None
+        except Cancelled:
+            await self._save_to_resume()
+            raise
         if result.checkpoint is None or result.checkpoint.step != result.steps:
             await self._save()
+        elif result.checkpoint.temporary and hooks:  # stopped at the very last step: now it is the final checkpoint
+            hooks.checkpoint(result.steps, result.checkpoint.state)
         assert result.checkpoint is not None
         result.checkpoint = self.manifest.close(result.checkpoint, stopped=result.stopped)
         if hooks:
@@ -201,16 +211,14 @@ class Loop:
         self._choose()
         return result
 
-    async def _may_begin(self, step: int) -> None:
-        """Stop here, with a checkpoint to go on from, when there is nothing left to spend."""
-        try:
-            if self.ctx.hooks:
-                self.ctx.hooks.step_start(step)
-        except Cancelled:
-            kept = self.manifest.last_complete()
-            if self.weights.step > (kept.step if kept else 0):
-                await self._save()
-            raise
+    async def _save_to_resume(self) -> None:
+        """Save the step that the run is stopped at, unless it is saved already. A checkpoint that the plan does not ask
+        for is temporary, so that a resumed run leaves what an undisturbed one leaves."""
+        last, weights = self.manifest.last_complete(), self.weights
+        if weights.changed or weights.step <= (last.step if last else 0):
+            return
+        planned = self.plan.saves(weights.step) or bool(self.plan.best_by and weights.taken)
+        await self._save(planned=planned)
 
     async def _step(self, step: int) -> None:
         plan, ctx, began = self.plan, self.ctx, self.clock()
@@ -225,7 +233,7 @@ class Loop:
         self.weights = Weights(self.client, self.service, step)
         self.result.note(step, metrics)
         if plan.saves(step):
-            await self._save()  # first of all: logs and hooks may raise Cancelled
+            await self._save()
         ctx.log_store.log_metrics(metrics, step)
         if ctx.hooks:
             await ctx.hooks.step_end(step, metrics, self.weights)
@@ -259,8 +267,9 @@ class Loop:
                 get_logger(__name__).warning("the checkpoint of step %d cannot be loaded: %s", found.step, exc)
         return None
 
-    async def _save(self) -> None:
+    async def _save(self, *, planned: bool = True) -> None:
         weights, result = self.weights, self.result
+        evaluated = weights.taken  # then the sampler weights are also those of an evaluation, and stay
         self.manifest.begin(weights.step)
         failures: list[Exception] = []
         paths = await _collect([weights.client.save_state(weights.name), weights.save_for_sampler()], failures)
@@ -277,10 +286,25 @@ class Loop:
                 first_loss=result.first_loss,
                 final_loss=result.final_loss,
                 progress=progress,
+                temporary=[] if planned else paths[:1] if evaluated else paths,
             )
         )
         if self.ctx.hooks:
-            self.ctx.hooks.checkpoint(weights.step, paths[0])
+            self.ctx.hooks.checkpoint(weights.step, paths[0], planned=planned)
+        for path in self.manifest.drop_temporary(before=weights.step):
+            await self._delete(path)
+
+    async def _delete(self, path: str) -> None:
+        """Delete weights of this run that nothing refers to any more."""
+        try:
+            if not Path(path).is_relative_to(self.manifest.run_dir):
+                await discard_weights(self.service, path)
+            elif Path(path).is_dir():
+                shutil.rmtree(path)
+            else:
+                Path(path).unlink(missing_ok=True)
+        except (OSError, BackendError) as exc:  # what is left takes up space, no more
+            get_logger(__name__).warning("could not delete the weights at %s: %s", path, exc)
 
     def _choose(self) -> None:
         """Of the evaluated checkpoints, the best one by the chosen metric."""
@@ -296,7 +320,12 @@ def _kept(last: Checkpoint | None) -> KeptWeights:
     if last is None:
         return KeptWeights(step=0)
     return KeptWeights(
-        step=last.step, state=last.state, sampler=last.sampler, metrics=dict(last.metrics), final=last.final
+        step=last.step,
+        state=last.state,
+        sampler=last.sampler,
+        metrics=dict(last.metrics),
+        final=last.final,
+        planned=not last.temporary,
     )
 
 

@@ -70,8 +70,8 @@ class PhaseHooks:
         self.phase.reached(step)
         await self.hooks.step_end(self.phase.first + step, self.phase.named(metrics), snapshot)
 
-    def checkpoint(self, step: int, path: str) -> None:
-        self.hooks.checkpoint(self.phase.first + step, path)
+    def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
+        self.hooks.checkpoint(self.phase.first + step, path, planned=planned)
 
     async def resumed(self, last: KeptWeights) -> None:
         self.phase.reached(last.step)

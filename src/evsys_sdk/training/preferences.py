@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evsys_sdk.data_types import ChatMessagesRow, from_dict
+from evsys_sdk.data_types import TEXT_ROLE, ChatMessagesRow, from_dict
 from evsys_sdk.errors import DataError, need, shorten
 from evsys_sdk.protocols import Renderer
 from evsys_sdk.surface import Datum, LossCallable, Messages, TensorData
@@ -42,7 +42,10 @@ def read_preferences(rows: Any) -> list[Preference]:
         try:
             read.append(_preference(row, index))
         except DataError as exc:
-            needed = "dpo needs rows with `prompt` (text or messages) or `messages`, `chosen` and `rejected`"
+            needed = (
+                "dpo needs rows with `prompt` (text or messages) or `messages`, `chosen` and `rejected`; "
+                "the transform to_preference makes such rows"
+            )
             raise DataError(f"row {index}: {exc}\n{needed}") from exc
     return read
 
@@ -63,6 +66,8 @@ def _messages(prompt: Any) -> Messages:
         raise DataError("it has neither `prompt` nor `messages`")
     chat = from_dict({"messages": prompt})
     assert isinstance(chat, ChatMessagesRow)
+    if chat.messages[0]["role"] == TEXT_ROLE:
+        raise DataError("its prompt is plain text outside any chat; dpo compares answers in a chat")
     if chat.messages[-1]["role"] == "assistant":
         raise DataError("its prompt ends with the assistant, who is to answer in `chosen` and `rejected`")
     return chat.messages

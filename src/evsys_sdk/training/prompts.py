@@ -20,6 +20,7 @@ from evsys_sdk.data_types import (
     TypedRow,
     content_text,
     from_dict,
+    is_learnt,
     parse_rows,
     task_messages,
 )
@@ -44,6 +45,16 @@ class Prompt:
     @property
     def messages(self) -> Messages:
         return task_messages(self.task)
+
+    @property
+    def failing_reward(self) -> float:
+        """What a rollout is worth in which the model broke its harness before it could be graded: what the task's
+        verifier declares as its `failing_reward`, 0 where it declares none."""
+        plan = self.task.verifier
+        found: float = verifiers.adapted(
+            plan.fn_name if isinstance(plan, InProcessVerifier) else plan.kind
+        ).failing_reward
+        return found
 
 
 def read_tasks(rows: Any, algorithm: str) -> list[Prompt]:
@@ -92,7 +103,7 @@ def _question(row: ChatMessagesRow) -> tuple[Messages, str | None]:
     """The chat up to the assistant's last word, and that word."""
     messages = row.messages
     if messages[-1]["role"] == "assistant":
-        said = content_text(messages[-1].get("content"))
+        said = content_text(messages[-1].get("content")) if is_learnt(messages[-1]) else None
         return messages[:-1], said if row.target_assistant is None else row.target_assistant
     return messages, row.target_assistant
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
 
-from evsys_sdk.data_types import ChatMessagesRow, content_text, with_tools
+from evsys_sdk.data_types import TEXT_ROLE, ChatMessagesRow, content_text, is_learnt, with_tools
 from evsys_sdk.errors import DataError, blame
 from evsys_sdk.protocols import Renderer, RunContext
 from evsys_sdk.surface import Datum, Messages, ModelInput, TensorData, Tokenizer, TrainingService
@@ -68,7 +68,9 @@ class ChatRenderer:
 
     def sequences(self, messages: Messages, *, last_only: bool = False) -> list[Masked]:
         """Every assistant turn (or the last) in the context it was written in; turns share a sequence where the later
-        one's context has the earlier one as it was."""
+        one's context has the earlier one as it was. Turns of weight 0 are context only."""
+        if messages and messages[0]["role"] == TEXT_ROLE:
+            return [self.plain_text(content_text(messages[0].get("content")))] if is_learnt(messages[0]) else []
         turns = self._turns(messages, last_only=last_only)
         found: list[Masked] = []
         for turn in reversed(turns):
@@ -79,9 +81,15 @@ class ChatRenderer:
             home[1][turn.begin : turn.end] = [1] * (turn.end - turn.begin)
         return found[::-1]
 
+    def plain_text(self, text: str) -> Masked:
+        """Text without the chat template, learnt from its first token to its end mark."""
+        start = list(getattr(self.tokenizer, "text_start", []))
+        tokens = [*start, *self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        return tokens, [0] * len(start) + [1] * (len(tokens) - len(start))
+
     def _turns(self, messages: Messages, *, last_only: bool = False) -> list[Turn]:
-        spoken = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        return [self._turn(messages[: index + 1]) for index in (spoken[-1:] if last_only else spoken)]
+        learnt = [index for index, message in enumerate(messages) if is_learnt(message)]
+        return [self._turn(messages[: index + 1]) for index in (learnt[-1:] if last_only else learnt)]
 
     def _turn(self, messages: Messages) -> Turn:
         """The last of `messages`, which is the assistant's."""

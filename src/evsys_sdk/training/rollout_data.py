@@ -1,7 +1,7 @@
-"""Rollouts become training data, and those that would poison it are left out and counted.
+"""Rollouts become training data; what the machine did wrong in them is left out and counted.
 
 In: groups of `Rollout`s. Out: data per turn, with the exact tokens the model read and wrote and the logprobs it wrote
-them with; nothing is ever decoded and encoded again. A missing reward is never a 0.
+them with; nothing is ever decoded and encoded again. A verifier that broke is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 from evsys_sdk.protocols import Rollout, Turn
@@ -18,6 +18,9 @@ from evsys_sdk.surface import Datum, ForwardBackwardOutput, ModelInput, TensorDa
 from evsys_sdk.training.advantages import mean_of
 
 Group = list[Rollout]
+MODEL_FAILURES = ("agent_error", "timeout")
+"""What the model did wrong in its harness: a failure with a reward. Only what the machine did wrong (`infra_error`,
+`cancelled`) is left out of training, or a policy would learn to break what does not count."""
 TopK = Sequence[tuple[int, float]]
 """Tokens that could stand in one place, with their logprobs."""
 
@@ -30,7 +33,16 @@ class Gated:
     """Without those that lost all their rollouts."""
     dropped: Counter[str]
     """Reason -> rollouts."""
+    failures: Counter[str]
+    """Rollouts in `groups` in which the model broke its harness or ran out of time, by status."""
     first_error: str | None = None
+
+
+def rewarded(rollout: Rollout, failing_reward: float) -> Rollout:
+    """The rollout with a reward to learn from: a failure of the model that could not be graded gets the verifier's
+    failing reward. A verifier that broke gives none."""
+    has_grade = rollout.reward is not None and math.isfinite(rollout.reward)
+    return replace(rollout, reward=failing_reward) if rollout.status in MODEL_FAILURES and not has_grade else rollout
 
 
 def gate(groups: Sequence[Group], *, rewards: bool = True) -> Gated:
@@ -43,13 +55,14 @@ def gate(groups: Sequence[Group], *, rewards: bool = True) -> Gated:
     return Gated(
         groups=[group for group in kept if group],
         dropped=Counter(reason for group in reasons for reason in group if reason),
+        failures=Counter(rollout.status for group in kept for rollout in group if rollout.status in MODEL_FAILURES),
         first_error=next((rollout.error for group in groups for rollout in group if rollout.error), None),
     )
 
 
 def reason_to_drop(rollout: Rollout, *, rewards: bool = True) -> str | None:
     """Why a rollout must not be trained on, in a word; None when it may."""
-    if rollout.status != "ok":
+    if rollout.status not in ("ok", *MODEL_FAILURES):
         return rollout.status
     if rewards and (rollout.reward is None or not math.isfinite(rollout.reward)):
         return "no_reward"
@@ -123,6 +136,7 @@ def rollout_metrics(groups: Sequence[Group], gated: Gated) -> dict[str, float]:
     rewards = [r.reward for r in rollouts if r.reward is not None and math.isfinite(r.reward)]
     metrics: dict[str, float] = {"rollouts": len(rollouts), "rollouts_dropped": gated.dropped.total()}
     metrics |= {f"dropped/{reason}": count for reason, count in sorted(gated.dropped.items())}
+    metrics |= {f"failed/{status}": count for status, count in sorted(gated.failures.items())}
     if rewards:
         metrics |= {"reward/mean": fmean(rewards), "reward/std": pstdev(rewards)}
     kept = [rollout for group in gated.groups for rollout in group]

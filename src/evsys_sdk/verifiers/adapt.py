@@ -59,6 +59,14 @@ class AdaptedVerifier:
     def label(self) -> str:
         return _label(self.target)
 
+    @property
+    def failing_reward(self) -> float:
+        """The reward of a rollout that failed before it could be graded: the verifier's own `failing_reward`, or 0."""
+        declared = getattr(self.target, "failing_reward", 0.0)
+        if isinstance(declared, bool) or not isinstance(declared, Real) or not math.isfinite(declared):
+            raise VerifierFailed(f"verifier {self.label!r}: failing_reward is {declared!r}; it must be a finite number")
+        return float(declared)
+
     def problem(self, params: Params) -> str | None:
         """What is wrong with these params, or None."""
         problems = check_params(self.settings, params) if self.settings is not None else []

@@ -60,7 +60,7 @@ class Hooks:
     async def step_end(self, step, metrics, snapshot):
         self.told.append(("step_end", step, sorted(metrics)[0].partition("/")[0]))
 
-    def checkpoint(self, step, path):
+    def checkpoint(self, step, path, *, planned=True):
         self.told.append(("checkpoint", step))
 
     async def train_end(self, metrics):

@@ -169,7 +169,7 @@ class Hooks:
         self.scores[step] = (await sampler.compute_logprobs(prompt))[1]
         self.heard.append(f"step {step}")
 
-    def checkpoint(self, step, path):
+    def checkpoint(self, step, path, *, planned=True):
         self.heard.append(f"kept {step}")
 
     async def train_end(self, metrics):

@@ -13,7 +13,7 @@ from evsys_sdk.backends.mock import MockBackend
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, ConfigError
 from evsys_sdk.protocols import Rollout, Turn
-from evsys_sdk.registry import algorithms
+from evsys_sdk.registry import algorithms, register_verifier, verifiers
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
 from evsys_sdk.surface import Capabilities
 from evsys_sdk.testing import RecordingBackend, training_context
@@ -200,6 +200,57 @@ def test_bad_rollouts_are_left_out_counted_and_never_a_zero(tmp_path):
     assert metrics["reward/mean"] == pytest.approx(2 / 3), "three rewards, the broken rollout has none"
     assert _advantages(backend) == [pytest.approx([0.125] * 2), pytest.approx([-0.125] * 2)]
     assert result.metrics["rollouts_dropped"] == 2
+
+
+@pytest.mark.parametrize("status", ["agent_error", "timeout"])
+def test_what_the_model_did_wrong_is_a_failure_that_is_learnt_from(tmp_path, status):
+    class Clumsy(Scripted):
+        async def roll_out(self, tasks, **kwargs):
+            [group] = await super().roll_out(tasks, **kwargs)
+            lost = replace(group[0], reward=None, status="infra_error", error="lost")
+            return [[group[0], replace(group[1], reward=None, status=status, error="no such call"), lost]]
+
+    backend = RecordingBackend()
+    ctx = _context(tmp_path, _tasks(["red"]), backend=backend, rollouts=Clumsy(1.0, 1.0))
+    result = RL(max_steps=1, num_samples=3).train(ctx)
+    ((_, metrics),) = ctx.log_store.metrics
+    assert metrics["reward/mean"] == 0.5 and metrics[f"failed/{status}"] == 1 and metrics["dropped/infra_error"] == 1
+    good, bad = (advantages[0] for advantages in _advantages(backend))
+    assert good == -bad > 0, "the failure is what the good rollout is better than; the lost one counts for neither"
+    assert result.metrics["rollouts_dropped"] == 1 and f"dropped/{status}" not in metrics
+
+
+def test_a_verifier_says_what_a_failure_is_worth(tmp_path, monkeypatch):
+    class Clumsy(Scripted):
+        async def roll_out(self, tasks, **kwargs):
+            [group] = await super().roll_out(tasks, **kwargs)
+            return [[group[0], replace(group[1], reward=None, status="agent_error", error="no such call")]]
+
+    def from_minus_one(model_output, expected, params):
+        return 1.0
+
+    from_minus_one.failing_reward = -1.0
+    verifiers.names()
+    monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
+    register_verifier("from_minus_one")(from_minus_one)
+    [task] = _tasks(["red"])
+    task["verifier"]["fn_name"] = "from_minus_one"
+    ctx = _context(tmp_path, [task], rollouts=Clumsy(1.0, 1.0))
+    RL(max_steps=1, num_samples=2).train(ctx)
+    assert ctx.log_store.curve("reward/mean") == [0.0]
+
+
+def test_a_step_in_which_every_rollout_failed_is_said_once(tmp_path, capfd):
+    class AllFail(Scripted):
+        async def roll_out(self, tasks, **kwargs):
+            groups = await super().roll_out(tasks, **kwargs)
+            return [[replace(one, reward=None, status="agent_error", error="bad call") for one in g] for g in groups]
+
+    ctx = _context(tmp_path, _tasks(["red"]), rollouts=AllFail(1.0, 1.0))
+    result = RL(max_steps=4, num_samples=2).train(ctx)
+    assert result.metrics["steps_skipped"] == 4 and ctx.log_store.curve("reward/mean") == [0.0] * 4
+    told = [line for line in capfd.readouterr().err.splitlines() if "every rollout failed" in line]
+    assert len(told) == 1 and "2 agent_error" in told[0] and "bad call" in told[0]
 
 
 @pytest.mark.parametrize("steps", [2, 8])

@@ -234,7 +234,7 @@ def test_runs_that_wait_for_their_turn_are_told_from_those_that_run(begun, capsy
         assert running["experiment"] == "x"
     assert told(capsys, "status", "x")[1]["runs"][0] | {"last_written": None} == {
         "run": "a", "status": "cancelled", "step": 3, "total_steps": 8, "loss": 0.5, "reward": None, "score": None,
-        "error": "stopped", "last_written": None, "run_dir": str(begun.parent / "a"),
+        "error": "stopped", "last_written": None, "run_dir": str(begun.parent / "a"), "stopped": None,
     }  # fmt: skip
     assert told(capsys, "status")[1] == {"running": []}
 

@@ -250,3 +250,11 @@ def test_data_without_a_verb_shows_the_usage(project: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit) as caught:
         main(["data"])
     assert caught.value.code == 1 and "usage: evsys data" in capsys.readouterr().err
+
+
+def test_a_preview_marks_the_messages_that_are_not_learnt(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "bad", "weight": 0}]
+    path.write_text(json.dumps({"messages": said}) + "\n")
+    assert main(["data", "preview", str(path)]) == 0
+    assert "assistant (weight 0: not learnt): bad" in capsys.readouterr().out

@@ -81,3 +81,48 @@ def test_a_record_that_cannot_be_read_is_listed_and_not_called_left_out(tmp_path
     printed = evsys("history")
     assert "torn  unreadable" in printed and "cannot be read, so nothing of it counts" in printed
     assert "left out" not in printed
+
+
+def test_show_names_the_parts_of_an_experiment_its_errors_and_its_test_and_untrained_scores(
+    tmp_path: Path, evsys: Evsys
+) -> None:
+    leave(tmp_path, "x", {"a": [0.4], "b": [0.6]})
+    path = tmp_path / "x.experiment_result.json"
+    record = json.loads(path.read_text())
+    for number, run in enumerate(record["runs"]):
+        run["metrics"]["test/tools/pass@1"] = 0.25
+        count = {"metric": "pass@1", "n_rollouts": 60, "n_errors": 20 * number}
+        start = {"metric": "pass@1", "value": 0.125}
+        run["evals"] = [
+            {"split": "val", "name": "tools", "step": 0, "scores": [start]},
+            {"split": "val", "name": "tools", "step": None, "scores": [count]},
+        ]
+    for run, rate in zip(record["config"]["runs"], [0.1, 1e-5], strict=True):
+        run |= {
+            "model": {"name": "tiny"}, "backend": {"kind": "local"},
+            "data": {"path": "data/train.jsonl", "transforms": [{"kind": "dedupe"}]},
+            "algorithm": {"kind": "sft", "params": {"learning_rate": rate, "batch_size": 16}},
+        }  # fmt: skip
+    path.write_text(json.dumps(record))
+    lines = evsys("show", "x").splitlines()
+    for line in [
+        "model: tiny", "backend: local", "data: data/train.jsonl (dedupe)", "algorithm: sft",
+        "params: batch_size=16, learning_rate=0.1 / 1e-05", "untrained: val/tools/pass@1 0.125",
+    ]:  # fmt: skip
+        assert line in lines
+    arms = [line.strip() for line in lines if line.startswith("  ")]
+    assert arms[0].startswith("a: completed, pass@1 0.400, test/tools/pass@1 0.250 [")
+    assert arms[1].startswith("b: 20 of 60 rollouts errored; completed, pass@1 0.600, test/tools/pass@1 0.250 [")
+
+
+def test_history_warns_of_a_benchmark_that_too_many_arms_were_chosen_on(tmp_path: Path, evsys: Evsys) -> None:
+    leave(tmp_path, "x", {f"a{n}": [0.4] for n in range(24)})
+    told = "val/tools (tasks of val/tools): 24 arms of 1 experiment compared on it (budget 25)"
+    assert f"selected on: {told}\n" in evsys("history")
+    leave(tmp_path, "y", {"b": [0.4]})
+    printed = evsys("history")
+    assert (
+        "warning: val/tools (tasks of val/tools): 25 arms of 2 experiments compared on it (budget 25). The" in printed
+    )
+    [looks] = json.loads(evsys("history", "--json"))["benchmarks"]
+    assert (looks["arms"], looks["experiments"], looks["spent"], looks["best_by_chance"]) == (25, 2, True, None)

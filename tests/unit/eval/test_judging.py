@@ -72,9 +72,57 @@ def test_arms_that_hardly_differ_on_many_tasks_are_equivalent():
 
 
 def test_undecided_says_how_much_more_would_settle_it():
-    found = by_name(verdict_of(arm("base", passes(0.5)), arm("maybe", passes(0.55, seed=3))))["maybe"].vs_baseline
+    found = by_name(verdict_of(arm("base", passes(0.5)), arm("maybe", passes(0.62, seed=5))))["maybe"].vs_baseline
     assert found.verdict == "undecided" and "0" in found.why
-    assert 100 < found.more_tasks < 100_000 and found.more_seeds is None
+    assert 10 < found.more_tasks <= 1_000 and found.more_seeds is None
+
+
+def test_a_plan_that_nobody_would_run_is_no_advice():
+    base = passes(0.5)
+    slightly = base.copy()
+    slightly[0, :2] = 1 - slightly[0, :2]
+    slightly[0, 2] = 1.0 if base[0, 2] == 0 else 0.0
+    found = by_name(verdict_of(arm("base", base), arm("maybe", slightly)))["maybe"].vs_baseline
+    assert found.verdict == "undecided" and abs(found.difference) == pytest.approx(0.01)
+    assert (found.more_tasks, found.more_seeds, found.more_of_both) == (None, None, None)
+    assert found.why == "the difference is too small to be worth settling at this size (100 tasks, 1 seed per arm)"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.25])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_arms_with_one_value_everywhere_have_nothing_to_compare(value, seeds):
+    found = verdict_of(*(arm(name, np.full((seeds, 40), value)) for name in ("base", "a", "b")))
+    assert found.constant == value and found.best_arm is None
+    for one in found.arms[1:]:
+        plan = one.vs_baseline.more_tasks, one.vs_baseline.more_seeds, one.vs_baseline.more_of_both
+        assert plan == (None, None, None) and one.vs_baseline.why == "both scored the same on every task"
+    assert verdict_of(arm("base", np.zeros((1, 40))), arm("a", passes(0.5, tasks=40))).constant is None
+
+
+def test_without_a_scored_baseline_the_other_arms_are_compared_with_each_other():
+    base, low, high = ArmScores(arm="base", failed={42: "boom"}), arm("low", passes(0.3)), arm("high", passes(0.9))
+    found = verdict_of(base, low, high, untrained={f"t{i:04d}": 0.0 for i in range(100)})
+    assert (found.baseline_arm, found.best_arm, found.why_no_best) == ("base", "high", None)
+    [pair] = found.pairs
+    assert (pair.arm, pair.vs, pair.verdict) == ("high", "low", "better") and found.find("high", "low") is pair
+    assert [one.vs_untrained.verdict for one in found.arms[1:]] == ["better", "better"]
+    assert all(one.vs_baseline is None for one in found.arms)
+    near = arm("near", passes(0.88, seed=4))
+    close = verdict_of(base, low, high, near)
+    assert close.best_arm is None and "base has no score, and no arm is proven better than all" in close.why_no_best
+    assert [(one.arm, one.vs) for one in close.pairs] == [("high", "near"), ("high", "low"), ("near", "low")]
+    alone = verdict_of(base, low)
+    assert alone.best_arm is None and alone.why_no_best.endswith("only one arm has one") and alone.pairs == []
+
+
+def test_an_arm_with_many_errors_gets_no_plan():
+    base, maybe = arm("base", passes(0.5)), passes(0.62, seed=5)
+    found = verdict_of(base, arm("maybe", maybe, n_rollouts=100, n_errors=10)).arms[1]
+    assert found.has_many_errors and (found.n_rollouts, found.n_errors) == (100, 10)
+    assert found.vs_baseline.verdict == "undecided" and found.vs_baseline.more_tasks is None
+    assert found.vs_baseline.why == "10 of 100 rollouts of maybe errored: more tasks would not settle it"
+    few = verdict_of(base, arm("maybe", maybe, n_rollouts=100, n_errors=9)).arms[1]
+    assert not few.has_many_errors and few.vs_baseline.more_tasks is not None
 
 
 def test_the_plan_asks_for_no_less_when_more_arms_are_compared():
@@ -98,7 +146,7 @@ def test_failed_and_unscored_arms_are_never_ranked_and_say_why():
 
 def test_a_baseline_without_a_score_is_not_replaced_by_another_arm():
     found = verdict_of(ArmScores(arm="base"), arm("a", passes(0.4)), arm("b", passes(0.9, seed=1)))
-    assert found.best_arm is None and "base has no score" in found.why_no_best
+    assert found.baseline_arm == "base" and found.best_arm == "b", "of the arms that have a score"
     assert by_name(found)["base"].why_unranked == "no seed has a score"
     assert by_name(found)["b"].vs_baseline is None and found.winner.arm == "b"
 
@@ -120,7 +168,8 @@ def test_a_lucky_seed_does_not_win():
 def test_one_seed_speaks_of_its_weights_only():
     found = verdict_of(arm("base", passes(0.4)), arm("good", passes(0.8, seed=1)))
     assert by_name(found)["good"].vs_baseline.scope == "weights"
-    assert any("one seed" in note for note in found.notes)
+    told = "One seed per arm: the interval covers the tasks, not training variance. Use n_repeats: 3"
+    assert told in found.notes
 
 
 def test_one_task_decides_nothing():
@@ -346,3 +395,40 @@ def test_a_gain_of_fifteen_points_is_found_nearly_always():
         arms = [ArmScores(arm=f"a{i}", seeds={0: dict(zip(names, row, strict=True))}) for i, row in enumerate(values)]
         hits += judge_arms(arms, metric="pass@1").best_arm == "a1"
     assert hits >= 90
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_lone_seed_at_0_or_1_beside_arms_whose_seeds_differ_has_an_interval(value):
+    other = np.full((2, 20), value)
+    other[0, 0] = 1 - value
+    found = verdict_of(arm("lone", np.full((1, 20), value)), arm("several", other))
+    [lone, several] = found.arms
+    assert lone.mean == value and lone.low <= value <= lone.high and lone.high - lone.low > 0.05
+    assert several.verdict in ("undecided", "equivalent")
+
+
+def test_the_more_other_arms_seeds_scatter_the_less_is_known_of_a_lone_perfect_seed():
+    def width(scatter):
+        other = np.ones((2, 40))
+        other[0, :scatter] = 0.0
+        lone = verdict_of(arm("lone", np.ones((1, 40))), arm("several", other)).arms[0]
+        return lone.high - lone.low
+
+    widths = [width(scatter) for scatter in (1, 4, 12, 30)]
+    assert widths == sorted(widths) and widths[0] < 0.2 and widths[-1] > 0.5
+
+
+def test_values_too_large_to_square_count_as_missing():
+    huge = np.ones((1, 10))
+    huge[0, 3] = 1e200
+    found = verdict_of(arm("base", np.zeros((1, 10))), arm("huge", huge), share=False)
+    assert found.arms[1].n_tasks == 9 and found.arms[1].dropped_tasks == 1 and found.arms[1].mean == 1.0
+
+
+def test_an_error_of_the_statistics_is_told_as_a_reason(monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr("evsys_sdk.eval.judging.winner_of", fail)
+    with pytest.raises(EvsysError, match="could not be judged: ZeroDivisionError: float division by zero"):
+        verdict_of(arm("a", np.ones((1, 4))), arm("b", np.zeros((1, 4))))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from evsys_sdk.eval.arm_scores import ArmScores
 from evsys_sdk.eval.judging import judge_arms
@@ -20,15 +23,120 @@ def text(*arms, **options):
 
 def test_a_proven_winner_is_named_with_its_effect():
     shown = text(arm("base", 0.4, 0), arm("good", 0.9, 1))
-    assert shown.startswith("Best arm by pass@1: good, +0.") and "p < 0.001 after Holm" in shown.splitlines()[0]
-    assert "Top of 2 arms: good" in shown and "corrected for having been picked" in shown
+    assert shown.splitlines()[0] == (
+        "Best arm by pass@1: good, 58.0 points above base (95 % CI 45.5 to 68.2; p < 0.001, Holm-corrected). "
+        "One seed per arm: the interval covers the tasks, not training variance. Use n_repeats: 3."
+    )
+    assert shown.splitlines()[1].startswith("good scored 0.") and ", the highest of 2 arms; 0." in shown
+    assert "] expected on new tasks (corrected for selection)." in shown and "Note:" not in shown
 
 
 def test_no_winner_says_so_and_what_would_settle_it():
-    shown = text(arm("base", 0.5, 0), arm("maybe", 0.52, 1))
-    assert shown.startswith("No best arm by pass@1: no arm beats the baseline.")
-    assert "not told apart from it" in shown and "more tasks would settle it" in shown
-    assert "Note: base, maybe: one seed" in shown
+    shown = text(arm("base", 0.5, 0), arm("maybe", 0.62, 5))
+    assert shown.startswith("No best arm by pass@1: no arm beats the baseline. One seed per arm: ")
+    assert "; no significant difference from base." in shown and "more tasks would settle it" in shown
+
+
+def test_a_difference_that_is_too_small_gets_no_absurd_plan():
+    shown = text(arm("base", 0.5, 0), arm("maybe", 0.45, 1))
+    assert "; the difference is too small to be worth settling at this size (100 tasks, 1 seed per arm)" in shown
+    assert "would settle" not in shown
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("value", "headline"),
+    [
+        (
+            0.0,
+            "No arm solved any task, so there is nothing to compare. Check the answers, the verifier and max_tokens.",
+        ),
+        (1.0, "Every arm solved every task, so there is nothing to compare. Use harder tasks to see a difference."),
+        (0.5, "Every arm scored 0.500 on every task, so there is nothing to compare."),
+    ],
+)
+def test_arms_that_are_all_the_same_are_told_so_and_no_plan_is_made(value, headline, seeds):
+    arms = [
+        ArmScores(arm=name, seeds={seed: {f"t{i}": value for i in range(40)} for seed in range(seeds)})
+        for name in ("base", "a", "b")
+    ]
+    lines = text(*arms).splitlines()
+    assert lines[0] == headline and "settle" not in "".join(lines) and "expected on new tasks" not in "".join(lines)
+    assert lines[2].startswith("a: ") and lines[2].endswith("; the same as base on every task")
+
+
+def test_arms_that_solve_nothing_although_the_untrained_model_did_are_told_so():
+    values = {f"t{i}": 0.0 for i in range(40)}
+    arms = [ArmScores(arm=name, seeds={1: values}) for name in ("base", "a")]
+    shown = text(*arms, untrained={f"t{i}": float(i % 2) for i in range(40)})
+    assert shown.startswith(
+        "No arm solved any task, so there is nothing to compare. The untrained model scored 0.500: "
+    )
+    assert "; worse: 50.0 points below untrained (95 % CI " in shown
+
+
+def test_the_only_arm_that_solves_nothing_is_told_what_to_check():
+    lines = text(ArmScores(arm="r0", seeds={1: {f"t{i}": 0.0 for i in range(40)}})).splitlines()
+    assert lines[1] == "r0 solved no task. Check the answers, the verifier and max_tokens."
+
+
+def test_where_lower_is_better_all_zero_is_no_failure():
+    arms = [ArmScores(arm=name, seeds={1: {f"t{i}": 0.0 for i in range(9)}}) for name in ("base", "a")]
+    assert text(*arms, mode="min").startswith("Every arm scored 0.000 on every task, so there is nothing to compare.\n")
+
+
+def test_errors_stand_beside_the_score_and_many_come_first():
+    few = replace(arm("few", 0.5, 0), n_rollouts=100, n_errors=2, first_error="boom")
+    many = replace(arm("many", 0.62, 5), n_rollouts=60, n_errors=20, first_error="connection\nrefused")
+    lines = text(few, many).splitlines()
+    assert lines[0] == (
+        "Warning: 20 of 60 rollouts errored in many (33%; first error: connection refused) and count as failures. "
+        "Fix the cause before trusting its score."
+    )
+    assert lines[1].startswith("No best arm by pass@1: ")
+    assert next(line for line in lines if line.startswith("few: ")).endswith(
+        ", 100 tasks, 1 seed, 2 of 100 rollouts errored; the baseline"
+    )
+    line = next(line for line in lines if line.startswith("many: "))
+    assert line.startswith("many: 20 of 60 rollouts errored; 0.") and "20 of 60 rollouts of many errored: " in line
+    assert "would settle it" not in line
+
+
+def test_an_arm_with_one_seed_left_is_not_called_best_without_it():
+    good = replace(arm("good", 0.9, 1), failed={43: "killed", 44: "killed"})
+    headline, second, *_ = text(arm("base", 0.4, 0), good).splitlines()
+    assert headline.startswith(
+        "Best arm by pass@1: good (1 of 3 seeds scored, training variance not measured), 58.0 points above base (95 %"
+    )
+    assert second.startswith("good (1 of 3 seeds scored, training variance not measured) scored 0.")
+    baseline = replace(arm("base", 0.4, 0), failed={43: "killed"})
+    assert (
+        text(baseline, arm("good", 0.9, 1))
+        .splitlines()[0]
+        .endswith(
+            "Holm-corrected) (1 of 2 seeds scored, training variance not measured). "
+            "One scored seed per arm: the interval covers the tasks, not training variance."
+        )
+    )
+
+
+def test_counts_of_arms_agree_with_the_table():
+    shown = text(arm("base", 0.4, 0), arm("good", 0.9, 1), ArmScores(arm="lost", failed={1: "x"}))
+    assert ", the highest of the 2 scored arms; " in shown
+
+
+def test_without_a_scored_baseline_the_others_are_compared_and_it_is_said():
+    lost = ArmScores(arm="base", failed={42: "boom"})
+    lines = text(lost, arm("low", 0.3, 0), arm("high", 0.9, 1)).splitlines()
+    assert lines[0].startswith(
+        "Best of the 2 scored arms by pass@1: high, better than low; the baseline base has no score, so no arm is "
+        "compared with it. One seed per arm"
+    )
+    assert lines[2].startswith("high against low: better: 67.0 points above low (95 % CI ")
+    assert lines[3] == "base: not ranked (boom)"
+    undecided = text(lost, arm("low", 0.5, 0), arm("high", 0.55, 1), arm("mid", 0.52, 2))
+    assert undecided.startswith("No best arm by pass@1: the baseline base has no score, and no arm is proven better ")
+    assert "The record has 1 more pair of arms." in undecided
 
 
 def test_a_baseline_that_beats_all_is_said():
@@ -37,14 +145,16 @@ def test_a_baseline_that_beats_all_is_said():
 
 def test_an_arm_that_is_not_ranked_stands_with_its_reason():
     shown = text(arm("base", 0.5, 0), ArmScores(arm="lost", failed={42: "killed"}))
-    assert shown.startswith("No best arm by pass@1: only one arm has a score") and "Top of" not in shown
+    assert shown.startswith("No best arm by pass@1: only one arm has a score") and "highest" not in shown
     assert "\nlost: not ranked (killed)" in shown and "\nbase: 0.440 [" in shown
 
 
 def test_the_only_arm_is_told_in_one_line():
     shown = text(arm("lora", 0.9, 0, tasks=48)).splitlines()
     assert shown[0].startswith("lora: 0.") and shown[0].endswith("], 48 tasks, 1 seed")
-    assert len(shown) == 2 and shown[1].startswith("Note: lora: one seed")
+    assert len(shown) == 2 and shown[1] == (
+        "Note: One seed: the interval covers the tasks, not training variance. Use n_repeats: 3."
+    )
     assert text(ArmScores(arm="lora", failed={42: "killed"})) == "lora: not ranked (killed)"
 
 
@@ -56,26 +166,35 @@ def test_seeds_without_a_score_are_counted():
 
 def test_a_search_tells_who_is_on_top_and_of_no_baseline():
     shown = text(arm("t0", 0.5, 0), arm("t1", 0.7, 1), searched=True)
-    assert shown.startswith("Top of 2 arms: t1 with 0.") and "baseline" not in shown
+    assert shown.startswith("t1 scored 0.") and "baseline" not in shown
+    assert ", the highest of 2 arms; " in shown and "One seed per arm: " in shown.splitlines()[0]
     lost = text(ArmScores(arm="t0", failed={1: "x"}), ArmScores(arm="t1", failed={1: "x"}), searched=True)
     assert lost.startswith("No best arm by pass@1: no arm has a score.")
 
 
 def test_one_task_is_one_task():
     shown = text(arm("base", 0.0, 0, tasks=1), arm("other", 1.0, 0, tasks=1))
-    assert "other: 1.000, 1 task, 1 seed; undecided, +1.000 to base; one task is shared" in shown
+    assert "other: 1.000, 1 task, 1 seed; undecided: 100.0 points above base; one task is shared" in shown
 
 
 def test_the_untrained_model_stands_beside():
     shown = text(arm("base", 0.9, 0), untrained={f"t{i:03d}": 0.0 for i in range(100)})
-    assert "1 seed; better, +0." in shown and "] to untrained, p < 0.001 after Holm" in shown
+    assert "1 seed; better: 84.0 points above untrained (95 % CI " in shown and "; p < 0.001, Holm-corrected)" in shown
 
 
 def test_what_would_settle_it_is_said_of_the_untrained_model_too():
-    shown = text(arm("base", 0.55, 0), untrained={f"t{i:03d}": float(i % 2) for i in range(100)})
-    assert "undecided, " in shown and " to untrained, p " in shown and "would settle it" in shown
+    shown = text(arm("base", 0.62, 5), untrained={f"t{i:03d}": float(i % 2) for i in range(100)})
+    assert "undecided: " in shown and " above untrained (95 % CI " in shown and "would settle it" in shown
 
 
 def test_many_arms_of_one_seed_are_not_all_named():
     shown = text(*(arm(f"a{number}", 0.5, number) for number in range(5)))
-    assert "Note: all arms: one seed, so" in shown and "a0, a1" not in shown.split("Note")[1]
+    assert "Note:" not in shown and "One seed per arm: " in shown.splitlines()[0]
+
+
+def test_an_arm_with_one_seed_among_arms_with_several_is_named():
+    values = {f"t{i:03d}": float(i % 2) for i in range(100)}
+    arms = [ArmScores(arm=f"a{number}", seeds={1: values}) for number in range(5)]
+    shown = text(ArmScores(arm="base", seeds={1: values, 2: values}), *arms)
+    assert "Note: a0, a1, a2 and 2 more: one seed; training variance is taken from the arms with several" in shown
+    assert "One seed per arm" not in shown

@@ -36,7 +36,7 @@ def test_the_best_arm_answers_for_its_own_score_where_another_stands_above_it():
     assert found.best_arm == found.winner.arm == "steady" and found.winner.above == ["wild"]
     assert found.winner.expected == pytest.approx(steady.mean())
     text = "\n".join(verdict_lines(found))
-    assert "Top of" not in text and "with a higher one, but not proven better: wild" in text
+    assert "highest" not in text and "; wild scored higher, but not significantly better than the baseline." in text
 
 
 def test_where_two_arms_are_proven_better_the_pick_was_between_those():
@@ -81,3 +81,30 @@ def test_a_pick_is_never_corrected_to_the_better(mode):
 def test_what_to_expect_of_a_narrow_arm_on_top_is_not_said():
     found = judged(scores("base", passes(0.5)), scores("other", passes(0.5, seed=1)), scores("narrow", np.ones(20)))
     assert found.winner.arm == "narrow" and found.winner.observed == 1.0 and found.winner.expected is None
+
+
+def seeds_of(*counts, tasks=60):
+    """A seed per count: so many of the tasks passed, other ones in every seed."""
+    rows = [
+        [float((7 * task + 3 * number) % tasks < count) for task in range(tasks)] for number, count in enumerate(counts)
+    ]
+    return np.array(rows)
+
+
+def test_another_arms_scattering_seeds_do_not_take_a_proven_arm_below_the_baseline():
+    found = judged(scores("base", seeds_of(40, 41)), scores("good", seeds_of(54, 55)), scores("wild", seeds_of(10, 57)))
+    good = found.arms[1]
+    assert found.best_arm == found.winner.arm == "good" and good.verdict == "better"
+    assert good.low <= found.winner.expected <= good.high, "it was 0.555"
+    assert found.winner.expected >= found.arms[0].mean + good.vs_baseline.low
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("wild", [(3, 58), (1, 60, 60), (60, 2, 1), (0, 60)])
+def test_a_corrected_score_stays_within_the_arms_own_interval(mode, wild):
+    for number in range(4):
+        arms = [scores("base", seeds_of(*[30 + number] * len(wild))), scores("good", seeds_of(*[36] * len(wild)))]
+        found = judged(*arms, scores("wild", seeds_of(*wild)), mode=mode)
+        own = next(arm for arm in found.arms if arm.arm == found.winner.arm)
+        assert own.low <= found.winner.expected <= own.high
+        assert found.winner.low <= found.winner.expected <= found.winner.high

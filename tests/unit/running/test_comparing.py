@@ -250,7 +250,7 @@ def test_test_scores_are_paired_and_ranked_only_where_both_allow_it(tmp_path, al
     [judged] = compared(tmp_path, "a", "b").verdicts
     assert judged.verdict.arms[1].vs_baseline.difference == pytest.approx(0.6)
     lines = "\n".join(verdict_lines(judged.verdict))
-    assert ("Best arm" in lines, "Top of" in lines, "test scores do not select" in lines) == (
+    assert ("Best arm" in lines, "the highest of 2 arms" in lines, "test scores do not select" in lines) == (
         allowed, allowed, not allowed
     )  # fmt: skip
 
@@ -278,3 +278,24 @@ def test_two_experiments_of_one_name_are_told_apart_by_their_paths(tmp_path):
         leave(tmp_path / folder, "same", {"r": [passes(0.5)]})
     found = compared(tmp_path, str(tmp_path / "x"), str(tmp_path / "y"))
     assert [side.label for side in found.sides] == [f"{tmp_path}/x/same", f"{tmp_path}/y/same"]
+
+
+def test_an_error_of_the_statistics_leaves_the_rest_of_the_comparison(tmp_path, monkeypatch):
+    leave(tmp_path, "a", {"r": [passes(0.5)]}, lr=1e-3)
+    leave(tmp_path, "b", {"r": [passes(0.7)]}, lr=1e-2)
+
+    def fail(*_args, **_kwargs):
+        raise FloatingPointError("overflow")
+
+    monkeypatch.setattr("evsys_sdk.running.comparing.judge_arms", fail)
+    found = compared(tmp_path, "a", "b")
+    assert found.verdicts == [] and found.settings and found.scores["val/tools/pass@1"] == [0.5, 0.7]
+    [note] = found.notes
+    assert note.startswith("no verdict by val/tools/pass@1: could not be judged: FloatingPointError: overflow")
+
+
+def test_a_lone_perfect_seed_beside_seeds_that_differ_is_compared(tmp_path):
+    leave(tmp_path, "a", {"r": [passes(1.0)]})
+    leave(tmp_path, "b", {"r": [passes(1.0), passes(0.9)]})
+    [judged] = compared(tmp_path, "a", "b").verdicts
+    assert judged.verdict.arms[0].low < 1.0 and judged.verdict.arms[1].verdict in ("undecided", "equivalent")

@@ -60,7 +60,7 @@ with stop_on_signals(stop), stop.event._cond:
 assert stop.event.is_set() and stop.interrupted
 """)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "stopping after this step; once more to stop at once\n"
+    assert done.stderr == "Stopping after the current step. Press Ctrl-C again to stop immediately.\n"
 
 
 def test_a_forked_child_has_the_handlers_of_before():

@@ -102,7 +102,9 @@ def test_the_trials_of_a_search_have_no_baseline():
     found = judge_experiment(arms, Metadata(success_metric=success, hypothesis=prediction), searched=True)
     assert found.best_arm == "t1" and found.data["verdict"]["baseline_arm"] is None
     assert found.data["hypothesis_result"]["vs"] == "untrained" and found.lines[0].startswith("The hypothesis is supp")
-    assert found.lines[1].startswith("Top of 2 arms: t1 with 0.750") and "baseline" not in " ".join(found.lines)
+    assert found.lines[1].startswith("t1 scored 0.750, the highest of 2 arms; ") and "baseline" not in " ".join(
+        found.lines
+    )
 
 
 def test_one_number_for_one_metric_where_benchmarks_differ_in_size():
@@ -197,4 +199,25 @@ def test_dollars_between_nothing_and_one_are_judged_as_dollars():
     cheap, dear = [1e-6, 2e-6, 3e-6] * 10, [5e-6, 4e-6, 3e-6] * 10
     found = _judged({"dear": [run(dear)], "cheap": [run(cheap)]}, "val.cost_per_task", "min")
     assert found.best_arm == "cheap" and found.data["verdict"]["arms"][1]["high"] < 4e-6
-    assert "-2e-06 [" in found.lines[0]
+    assert "cheap, 2e-06 below dear (95 % CI 1.4e-06 to 2.6e-06; p < 0.001" in found.lines[0]
+
+
+def _fail(*_args, **_kwargs):
+    raise ZeroDivisionError("float division by zero")
+
+
+@pytest.mark.parametrize("place", ["judge_arms", "verdict_lines", "task_values", "is_share_of_tasks", "score_keys"])
+def test_an_error_of_the_statistics_is_a_recorded_reason(monkeypatch, place):
+    monkeypatch.setattr(f"evsys_sdk.running.verdicts.{place}", _fail)
+    found = _judged({"base": [_run(_eval(LOW))], "up": [_run(_eval(HIGH))]})
+    assert "could not be judged: ZeroDivisionError: float division by zero" in found.why_not
+    assert found.best_arm is None and "verdict" not in found.data
+
+
+def test_an_error_in_judging_the_hypothesis_leaves_the_verdict(monkeypatch):
+    monkeypatch.setattr("evsys_sdk.running.verdicts.judge_hypothesis", _fail)
+    claim = {"claim": "up is better", "prediction": {"arm": "up"}, "confidence": 0.9}
+    found = _judged({"base": [_run(_eval(LOW))], "up": [_run(_eval(HIGH))]}, hypothesis=claim)
+    told = found.data["hypothesis_result"]
+    assert found.best_arm == "up" and told["outcome"] == "inconclusive" and told["brier"] is None
+    assert "could not be judged: ZeroDivisionError" in told["why"]

@@ -56,7 +56,7 @@ class Hooks:
         if self.at:
             await self.at(step, snapshot)
 
-    def checkpoint(self, step, path):
+    def checkpoint(self, step, path, *, planned=True):
         self.told.append(("checkpoint", step))
 
     async def resumed(self, last):

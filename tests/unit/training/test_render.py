@@ -360,3 +360,32 @@ def test_without_the_cookbook_it_says_what_to_install_or_leave_out(monkeypatch, 
     monkeypatch.setitem(sys.modules, "tinker_cookbook.renderers", None)
     with pytest.raises(MissingDependency, match=r"model.renderer_name: .*evsys-sdk\[tinker\].*or leave it out"):
         renderer_for(ModelConfig(name="m", renderer_name="qwen3"), qwen3().tokenizer, "local")
+
+
+WEIGHTED = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "5", "weight": 0},
+    {"role": "user", "content": "no; 3+3?"},
+    {"role": "assistant", "content": "six", "weight": 1},
+]
+
+
+@pytest.mark.parametrize("train_on", ["all", "last"])
+def test_a_message_of_weight_0_is_context_and_not_learnt(train_on):
+    (datum,), _ = _data(ChatMessagesRow(messages=WEIGHTED), train_on)
+    assert _learnt(datum) == "six<|im_end|>"
+    assert "5<|im_end|>" in TOKENIZER.decode(datum.model_input.to_ints())
+    _, mask = RENDERER.conversation(WEIGHTED)
+    assert sum(mask) == len(TOKENIZER.encode("six")) + 1
+
+
+def test_the_last_message_of_weight_1_is_the_last_to_learn():
+    turned = [{**message, "weight": 1 - message["weight"]} if "weight" in message else message for message in WEIGHTED]
+    (datum,), _ = _data(ChatMessagesRow(messages=turned), "last")
+    assert _learnt(datum) == "5<|im_end|>"
+
+
+def test_plain_text_is_learnt_whole_without_the_chat_template():
+    (datum,), _ = _data(ChatMessagesRow(messages=[{"role": "text", "content": "Once upon"}]))
+    assert TOKENIZER.decode(datum.model_input.to_ints()) == "Once upon"
+    assert _learnt(datum) == "nce upon<|im_end|>"

@@ -15,6 +15,7 @@ from evsys_sdk.training.rollout_data import (
     length_of,
     policy_datum,
     reason_to_drop,
+    rewarded,
     rollout_metrics,
     sampling_drift,
     soft_target_datum,
@@ -34,9 +35,11 @@ def _rollout(*turns, reward=1.0, **fields):
     [
         (_rollout(), None),
         (_rollout(reward=0.0), None),
-        (_rollout(status="timeout"), "timeout"),
+        (_rollout(status="timeout"), None),
+        (_rollout(status="timeout", reward=None), "no_reward"),
         (_rollout(status="infra_error", reward=None), "infra_error"),
-        (_rollout(status="agent_error"), "agent_error"),
+        (_rollout(status="agent_error"), None),
+        (Rollout(task_id="t", status="agent_error", reward=0.0), "no_tokens"),
         (_rollout(status="cancelled"), "cancelled"),
         (_rollout(reward=None), "no_reward"),
         (_rollout(reward=math.nan), "no_reward"),
@@ -67,12 +70,28 @@ def test_the_gate_counts_each_drop_by_its_reason_and_forgets_empty_groups():
     assert gated.dropped == {"infra_error": 2, "no_reward": 1} and gated.first_error == "lost"
 
 
+@pytest.mark.parametrize(
+    ("rollout", "reward"),
+    [
+        (_rollout(status="agent_error", reward=None), -1.0),
+        (_rollout(status="timeout", reward=None), -1.0),
+        (_rollout(status="timeout", reward=math.nan), -1.0),
+        (_rollout(status="timeout", reward=0.5), 0.5),
+        (_rollout(status="infra_error", reward=None), None),
+        (_rollout(status="cancelled", reward=None), None),
+        (_rollout(reward=None), None),
+    ],
+)
+def test_only_what_the_model_did_wrong_gets_the_failing_reward(rollout, reward):
+    assert rewarded(rollout, -1.0).reward == reward
+
+
 def test_reward_mean_is_over_all_rollouts_that_have_one_and_a_missing_one_is_no_zero():
     groups = [[_rollout(reward=1.0), _rollout(reward=0.5, status="timeout")], [_rollout(reward=None)]]
     metrics = rollout_metrics(groups, gate(groups))
     assert metrics["reward/mean"] == 0.75 and metrics["reward/std"] == 0.25
-    assert metrics["rollouts"] == 3 and metrics["rollouts_dropped"] == 2
-    assert metrics["dropped/timeout"] == 1 and metrics["dropped/no_reward"] == 1
+    assert metrics["rollouts"] == 3 and metrics["rollouts_dropped"] == 1
+    assert metrics["failed/timeout"] == 1 and metrics["dropped/no_reward"] == 1
     assert metrics["entropy"] == 0.75 and metrics["completion_tokens"] == 2
 
 

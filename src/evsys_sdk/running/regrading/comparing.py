@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evsys_sdk.errors import EvsysError
+from evsys_sdk.errors import Cancelled, EvsysError
 from evsys_sdk.eval.metrics import MetricFunction, as_metric
 from evsys_sdk.eval.paired import difference
 from evsys_sdk.eval.scoring import NamedMetric, is_errored, is_share, score_all, scores_of_task
@@ -80,7 +80,12 @@ def _change(metric: Any, old: Score, new: Score, tasks: list[tuple[TaskScores, T
         return Score(metric=new.metric, value=None, n_tasks=len(tasks), error=new.error or old.error)
     bounds = None
     if new.low is not None and any(before.rewards != after.rewards for before, after in tasks):
-        bounds = _paired_interval(as_metric(metric), (old.value, new.value), tasks, is_share(metric))
+        try:
+            bounds = _paired_interval(as_metric(metric), (old.value, new.value), tasks, is_share(metric))
+        except Cancelled:
+            raise
+        except Exception:  # a metric that works on all tasks but not on a part of them has a change and no interval
+            bounds = None
     # Where every task changed by the same amount there may be nothing to estimate from, which is no certainty.
     low, high = bounds if bounds and bounds[0] < bounds[1] else (None, None)
     return Score(metric=new.metric, value=new.value - old.value, low=low, high=high, n_tasks=len(tasks))
