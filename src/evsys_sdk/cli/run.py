@@ -80,13 +80,9 @@ def _run_here(args: argparse.Namespace, log: RunLog) -> int:
     if args.json and not args.detach:
         print(summary)
     elif not args.detach:
-<<<<<<< HEAD
         print_summary(result, brief=args.quiet)
-=======
-        print_summary(result)
     for line in resume_lines(result.runs, log.command):
         print(line, file=sys.stderr)
->>>>>>> main
     if not result.completed:
         return EXIT_RUN_FAILED
     if args.strict and result.unread_settings:

@@ -37,11 +37,8 @@ from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.stored import StoredJournal
-<<<<<<< HEAD
-from evsys_sdk.redaction import redact_data
-=======
 from evsys_sdk.record.wire import new_id
->>>>>>> main
+from evsys_sdk.redaction import redact_data
 from evsys_sdk.running.scoring import find_benchmark
 
 WATCHING = frozenset(
