@@ -216,6 +216,8 @@ class Progress:
         """`lr_sweep: 7 of 24 runs done, 2 running, 12 min left`."""
         with self.lock:
             lines = list(self.lines.values())
+        if not lines:
+            return f"{self.name}: preparing" if self.name else "preparing"
         done = sum(not line.is_running for line in lines)
         total = self.n_runs if self.n_runs is not None and self.n_runs >= len(lines) else None
         of = f" of {total}" if total else ""
@@ -301,6 +303,8 @@ class LiveProgress(Progress):
         yield Text(self.headline(now), overflow="ellipsis", no_wrap=True, style="bold")
         with self.lock:
             lines = list(self.lines.values())
+        if not lines:
+            return
         running = [line for line in lines if line.is_running]
         failed = [line for line in lines if line.status == "failed"]
         others = [line for line in lines if not line.is_running and line.status != "failed"]
