@@ -110,8 +110,10 @@ def reason(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
 
 
-def write_rows(path: str | Path, rows: Iterable[Row]) -> int:
-    """Write the rows, whole or not at all; return how many there were."""
+def write_rows(path: str | Path, rows: Iterable[Row], *, record: bool = False) -> int:
+    """Write the rows, whole or not at all; return how many there were. A `record` holds no known secrets, a dataset
+    comes back as it was."""
+    encode = encode_record if record else encode_row
     count = 0
     with whole_file(path) as handle:
         packed = str(path).endswith(".gz")
@@ -120,7 +122,7 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> int:
         for count, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise DataError(f"{path}: row {count - 1} is not a mapping but {shorten(repr(row))}")
-            out.write(encode_row(row))
+            out.write(encode(row))
         if packed:
             out.close()
     return count

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     learn_from_words(words)
     with guarded_streams():
-        return _main(words)
+        try:
+            return _main(words)
+        except Exception:  # a bug of ours: its traceback may hold a key, or text of a model
+            traceback.print_exc()
+            return EXIT_BAD_INPUT
 
 
 def _main(words: list[str]) -> int:

@@ -86,7 +86,8 @@ class Evaluation:
 
     def write_rollouts(self, result: EvalResult) -> None:
         """A line per try."""
-        write_rows(self.folder / ROLLOUTS_FILE, (rollout_record(result, rollout) for rollout in result.rollouts))
+        lines = (rollout_record(result, rollout) for rollout in result.rollouts)
+        write_rows(self.folder / ROLLOUTS_FILE, lines, record=True)
 
     def finish(self, found: dict[str, Any]) -> dict[str, Any]:
         """Put the result on disk, last of all; returns it."""
