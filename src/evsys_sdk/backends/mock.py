@@ -45,6 +45,7 @@ class MockBackend:
         latency_ms: float = Field(default=0.0, ge=0)
         """Each answer arrives this much later; calls of one training client queue up, clients overlap."""
         fail_on_prepare: bool = False
+        """Fail when the model would be loaded."""
         fail_at_step: int | None = Field(default=None, ge=1)
         """The optimiser step, counted per training client, that raises a BackendError."""
 

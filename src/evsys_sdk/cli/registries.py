@@ -73,15 +73,16 @@ def print_schema(args: argparse.Namespace) -> int:
         from evsys_sdk.config.models import ExperimentConfig
         from evsys_sdk.config.schema import described_schema
 
-        schemas = {"config": described_schema(ExperimentConfig)}
+        schemas, about = {"config": described_schema(ExperimentConfig)}, {"config": ""}
     else:
         found = registry_for(args.kind)
         schemas = {name: found.schema(name) for name in ([args.name] if args.name else found.names())}
+        about = {name: (found.get(name).__doc__ or "").strip() for name in schemas}
     if not as_table:
         print(json.dumps(next(iter(schemas.values())) if args.name or args.kind == "config" else schemas, indent=2))
         return EXIT_OK
     for name, schema in schemas.items():
-        _print_table(name, schema, titled=len(schemas) > 1)
+        _print_table(name, schema, about=" ".join(about[name].split("\n\n")[0].split()), titled=len(schemas) > 1)
     return EXIT_OK
 
 
@@ -100,12 +101,12 @@ def _print_what_there_is(*, as_table: bool) -> int:
     return EXIT_OK
 
 
-def _print_table(name: str, schema: dict[str, Any], *, titled: bool) -> None:
+def _print_table(name: str, schema: dict[str, Any], *, about: str, titled: bool) -> None:
     from evsys_sdk.cli.data import print_table
     from evsys_sdk.cli.schema_table import HEADER, schema_rows
 
-    if titled:
-        print(name)
+    if titled or about:
+        print(f"{name}: {about}" if about else name)
     rows = schema_rows(schema)
     if rows:
         print_table(HEADER, rows)

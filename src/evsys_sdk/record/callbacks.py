@@ -193,6 +193,7 @@ class PrintProgress:
 
     class Config(Params):
         every: int = Field(default=10, ge=1)
+        """Steps between two lines."""
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
@@ -220,6 +221,7 @@ class CsvMetrics:
 
     class Config(Params):
         file_name: str = "metrics.csv"
+        """In the run directory."""
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
@@ -287,8 +289,11 @@ class EarlyStopping:
         metric: str = "loss"
         """A step metric, or a validation score as `val/<name>/<metric>`."""
         mode: Literal["min", "max"] = "min"
+        """Whether more or less is better."""
         patience: int = Field(default=3, ge=1)
+        """Evaluations without an improvement before the run stops."""
         min_delta: float = Field(default=0.0, ge=0)
+        """A change that is smaller is no improvement."""
 
         @field_validator("metric")
         @classmethod
