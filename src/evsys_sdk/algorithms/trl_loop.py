@@ -22,7 +22,7 @@ from evsys_sdk.errors import BackendError, blame, need, not_known
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import KeptWeights, RunContext, RunResult
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.loop import Loop, LoopPlan, Weights
+from evsys_sdk.training.loop import LoopPlan, TrainingLoop, Weights
 from evsys_sdk.training.render import renderer_of
 from evsys_sdk.training.stepped_trainer import SteppedTrainer
 
@@ -75,7 +75,7 @@ class TrlAlgorithm(BaseAlgorithm):
             lambda callback: self._quiet(self.make_trainer(copy.model, service.engine.tokenizer, settings, callback)),
             f"{self.name}: TRL's trainer",
         )
-        loop = TrlLoop(self, copy, service, ctx, plan, self.clock)
+        loop = TrlLoop(self, copy, service, ctx, plan, clock=self.clock)
         loop.stepped = stepped
         try:
             result = await loop.run()
@@ -96,6 +96,10 @@ class TrlAlgorithm(BaseAlgorithm):
             "learning_rate": self.cfg.learning_rate,  # each step's own rate is set as it begins
             "lr_scheduler_type": "constant",
             "max_grad_norm": plan.max_grad_norm,
+            "adam_beta1": plan.beta1,
+            "adam_beta2": plan.beta2,
+            "adam_epsilon": plan.eps,
+            "weight_decay": plan.weight_decay,
             "seed": seed,
             "use_cpu": on_cpu,
             "bf16": copy.engine.info.dtype == "bfloat16" and not on_cpu,
@@ -116,7 +120,7 @@ class TrlAlgorithm(BaseAlgorithm):
         return trainer
 
 
-class TrlLoop(Loop):
+class TrlLoop(TrainingLoop):
     """The training loop, where a step is TRL's."""
 
     stepped: SteppedTrainer

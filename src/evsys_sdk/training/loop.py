@@ -35,6 +35,7 @@ from evsys_sdk.training.checkpoints import Checkpoint, Manifest, manifest_path
 from evsys_sdk.training.step_metrics import learning_metrics, speed_metrics
 
 
+@runtime_checkable
 class StepBuilder(Protocol):
     """What should the next step learn from?"""
 
@@ -68,12 +69,27 @@ class LoopPlan:
     grad_accumulation: int = 1
     """Forward/backward calls that one batch is split into."""
     max_grad_norm: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
     save_every: int | None = None
     save_at: frozenset[int] = frozenset()
     """Steps to keep the weights of, beside those."""
     best_by: str | None = None
     """The in-loop score that says which evaluated checkpoint is the best one."""
     best_mode: Literal["max", "min"] = "max"
+
+    def adam(self, step: int) -> AdamParams:
+        """The optimiser's settings of a step."""
+        return AdamParams(
+            learning_rate=self.learning_rate(step),
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            grad_clip_norm=self.max_grad_norm,
+        )
 
     def saves(self, step: int) -> bool:
         return step in self.save_at or bool(self.save_every and step % self.save_every == 0)
@@ -153,7 +169,7 @@ async def run_loop(
     """Train `plan.total_steps` steps, or until a hook says stop; the final weights are always kept.
 
     Where `ctx.resume` is set and an earlier attempt left a checkpoint, training goes on from there."""
-    loop = Loop(builder, client, service, ctx, plan, clock)
+    loop = TrainingLoop(builder, client, service, ctx, plan, clock=clock)
     try:
         return await loop.run()
     except BackendUnavailable as exc:
@@ -164,8 +180,8 @@ async def run_loop(
         ) from exc
 
 
-class Loop:
-    """One loop in motion."""
+class TrainingLoop:
+    """Trains `builder`'s batches on `client` by `plan`, with checkpoints, hooks and resume; `run_loop` drives it."""
 
     def __init__(
         self,
@@ -174,7 +190,8 @@ class Loop:
         service: TrainingService,
         ctx: RunContext,
         plan: LoopPlan,
-        clock: Callable[[], float],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         self.builder, self.client, self.service, self.ctx, self.plan = builder, client, service, ctx, plan
         self.clock = clock
@@ -225,10 +242,10 @@ class Loop:
         batch = await self.builder.build_batch(step)
         refuse_unsupported(batch, self.service.capabilities)
         self.weights.changed = True
-        adam = AdamParams(learning_rate=plan.learning_rate(step), grad_clip_norm=plan.max_grad_norm)
+        adam = plan.adam(step)
         outputs, optim = await _train(self.client, batch, adam, plan.grad_accumulation)
         metrics = learning_metrics(batch, outputs, optim, adam) | speed_metrics(batch, self.clock() - began)
-        metrics = {**self.builder.step_metrics(step, batch, outputs), **metrics}
+        metrics = {**batch.metrics, **self.builder.step_metrics(step, batch, outputs), **metrics}
         _refuse_nan(step, metrics, batch, self.manifest)
         self.weights = Weights(self.client, self.service, step)
         self.result.note(step, metrics)
