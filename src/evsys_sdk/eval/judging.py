@@ -67,12 +67,15 @@ def judge_arms(
     also: Sequence[tuple[str, str]] = (),
     share: bool = True,
     searched: bool = False,
+    looks: int = 1,
 ) -> Verdict:
     """Compare every arm with the baseline arm (the first, unless named) and with the untrained model.
 
     `also` names further pairs (arm, vs), for predictions; each is judged on its own, without Holm's correction.
     `share=False`: values between 0 and 1 are no shares of anything, but dollars or seconds, say. `searched=True`: the
-    arms are trials of a search, none of which is the baseline by coming first; the best is the one on top.
+    arms are trials of a search, none of which is the baseline by coming first; the best is the one on top. `looks`:
+    how often these arms were judged with other seeds or tasks, this time included; differences and p-values then hold
+    over all looks.
     """
     if mode not in get_args(Mode):
         raise EvsysError(f"mode: {not_known(mode, 'mode', get_args(Mode))}")
@@ -82,7 +85,7 @@ def judge_arms(
     start = start if start and start.tasks else None
     others = {UNTRAINED: start, **tables} if start else tables
     compared = tables.get(baseline) if baseline else None
-    rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
+    rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share, looks=looks)
     to_baseline = _family(tables, compared, rules)
     to_untrained = _family(tables, start, rules)
     verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
@@ -107,7 +110,8 @@ def judge_arms(
         pairs=[_without_plan(found, verdicts) for found in pairs],
         share=rules.unit,
         constant=constant,
-        notes=_notes(verdicts, tables, baseline),
+        looks=looks,
+        notes=[*_looks_note(looks), *_notes(verdicts, tables, baseline)],
     )
 
 
@@ -145,7 +149,7 @@ def _corrected(pairs: Sequence[tuple[ArmTable, ArmTable]], rules: Rules) -> list
         replace(found, p_holm=p, p_equivalent=q, verdict=_word(found, p, q, rules))
         for found, p, q in zip(made, different, alike, strict=True)
     ]
-    alpha = rules.alpha / max(1, sum(found.verdict == "undecided" for found in judged))
+    alpha = rules.alpha / rules.penalty / max(1, sum(found.verdict == "undecided" for found in judged))
     return [
         # Two arms that fail every task, or pass every one, give no scatter to plan with.
         replace(found, why=SAME_EVERYWHERE)
@@ -175,18 +179,22 @@ def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: Rule
         scope="recipe" if found and found.seed_degrees else "weights",
         why=_why_nothing(found, rules),
     )
-    interval = found.interval(rules.level) if found else None
+    interval = found.interval(1 - rules.alpha / rules.penalty) if found else None
     if found is None or interval is None:
         return bare
     return replace(
         bare,
         low=interval[0],
         high=interval[1],
-        p=found.p_value(),
-        p_equivalent=found.p_equivalent(rules.margin),
+        p=_over_looks(found.p_value(), rules),
+        p_equivalent=_over_looks(found.p_equivalent(rules.margin), rules),
         standard_error=found.error,
-        critical=found.critical(rules.alpha / 2),
+        critical=found.critical(rules.alpha / rules.penalty / 2),
     )
+
+
+def _over_looks(p: float | None, rules: Rules) -> float | None:
+    return None if p is None else min(1.0, p * rules.penalty)
 
 
 def _why_nothing(found: Estimate | None, rules: Rules) -> str:
@@ -317,6 +325,16 @@ def _best(
     if all(words[arm] == "worse" for arm in rest):
         return baseline, None
     return None, "no arm beats the baseline"
+
+
+def _looks_note(looks: int) -> list[str]:
+    """What a further look costs, said first of all notes."""
+    if looks < 2:
+        return []
+    return [
+        f"look {looks} at this question: intervals of differences and p-values are widened (look k is judged at "
+        "alpha / k^2), because looking until something is significant finds something among equals"
+    ]
 
 
 def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], baseline: str | None) -> list[str]:

@@ -29,6 +29,14 @@ class Rules:
     """All values lie between 0 and 1."""
     pooled: SeedSpread | None
     """How the seeds of all arms scatter."""
+    looks: int = 1
+    """At this question, with this one."""
+
+    @property
+    def penalty(self) -> int:
+        """By how much a p-value counts more: the k-th look spends alpha / k squared, so that all looks after the first
+        together spend less than 0.65 alpha, however many there will be (a union bound)."""
+        return self.looks**2
 
     @property
     def level(self) -> float:
@@ -47,6 +55,7 @@ def rules_for(
     alpha: float,
     margin: float | None,
     share: bool,
+    looks: int = 1,
 ) -> Rules:
     """For these arms; `share=False` says that values between 0 and 1 are no shares."""
     bounds = [(float(table.values.min()), float(table.values.max())) for table in tables.values()]
@@ -54,7 +63,7 @@ def rules_for(
     if margin is None:
         margin = MARGIN if unit or baseline is None else MARGIN * abs(float(baseline.values.mean()))
     pooled = pooled_spread(seed_spread(table.values) for table in tables.values())
-    return Rules(mode=mode, alpha=alpha, margin=margin, unit=unit, pooled=pooled)
+    return Rules(mode=mode, alpha=alpha, margin=margin, unit=unit, pooled=pooled, looks=looks)
 
 
 def estimate_between(arm: ArmTable, vs: ArmTable, rules: Rules) -> Estimate | None:

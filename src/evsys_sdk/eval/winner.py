@@ -126,6 +126,6 @@ def _rivals(top: str, ranked: Sequence[str], tables: Tables, rules: Rules) -> li
             continue
         found = estimate_between(tables[top], tables[arm], rules)
         p = found.p_value() if found else None
-        if found is None or p is None or p * tests >= rules.alpha or found.value * rules.sign <= 0:
+        if found is None or p is None or p * tests * rules.penalty >= rules.alpha or found.value * rules.sign <= 0:
             rivals.append(arm)
     return rivals

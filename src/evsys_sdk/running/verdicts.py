@@ -32,7 +32,9 @@ def not_pruned(arms: Arms) -> Arms:
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
 
 
-def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False, name: str = "NAME") -> Findings:
+def judge_experiment(
+    arms: Arms, metadata: Metadata, *, searched: bool = False, name: str = "NAME", looks: int = 1
+) -> Findings:
     """What the scores allow us to say; without a success metric, or scores by task, why they allow nothing.
 
     `searched`: the arms are trials of a search, which has no baseline unless one is named. `name`: of the experiment,
@@ -42,7 +44,7 @@ def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False, 
     if success is None:
         return _no_verdict("no success_metric is named, so arms are not ranked", arms, metadata, searched)
     try:
-        verdict, keys = _judge(arms, success.name, success.mode, metadata, searched)
+        verdict, keys = _judge(arms, success.name, success.mode, metadata, searched, looks)
         hypothesis = metadata.hypothesis
         judged = None
         if isinstance(hypothesis, Hypothesis):
@@ -65,7 +67,9 @@ def _another_baseline(verdict: Verdict, name: str) -> list[str]:
     return [f"To judge against another arm without training again: {command}"]
 
 
-def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool) -> tuple[Verdict, list[str]]:
+def _judge(
+    arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool, looks: int = 1
+) -> tuple[Verdict, list[str]]:
     """The verdict by one metric, and the scores that it means; EvsysError where there is none."""
     with catch_statistics_errors():
         keys = score_keys(arms, metric)
@@ -83,6 +87,7 @@ def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bo
                 also=_predicted(metadata, baseline),
                 share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
                 searched=searched,
+                looks=looks,
             )
         except EvsysError as exc:
             raise EvsysError(f"{metric}: {exc}") from exc
