@@ -301,7 +301,7 @@ def _source_key(data: DataConfig) -> str:
 
 
 def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig) -> list[Problem]:
-    from evsys_sdk.eval.benchmark import sampling_problem
+    from evsys_sdk.eval.benchmark import cluster_problem, sampling_problem
     from evsys_sdk.running.scoring import find_benchmark
     from evsys_sdk.running.task_checks import undoable
 
@@ -321,6 +321,9 @@ def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig
         where = Problem(path=f"{place}.{key}", message=str(exc), value=getattr(entry, key))
         return [*problems, where, *_check_hosted_models(entry, place, [])]
     problems += [Problem(path=place, message=text) for text in undoable(benchmark, limit=entry.limit)]
+    unknown = cluster_problem(benchmark.tasks[: entry.limit], entry.cluster_key)
+    if unknown:
+        problems.append(Problem(path=f"{place}.cluster_key", message=unknown, value=entry.cluster_key))
     return problems + _check_hosted_models(entry, place, benchmark.tasks[: entry.limit])
 
 

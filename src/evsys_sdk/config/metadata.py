@@ -58,6 +58,9 @@ class BenchmarkEntry(Strict):
     """Only the first tasks."""
     breakdown_keys: list[str] = Field(default_factory=list)
     """Metadata keys; a score for each of their values."""
+    cluster_key: str | None = None
+    """Metadata key of what tasks have in common, such as the template they were made from: intervals and verdicts count
+    its values, not tasks. Without it, templates are looked for in task ids and texts."""
     baseline: bool = False
     """Score the untrained model too, first of all."""
     agent_import_path: str | None = None

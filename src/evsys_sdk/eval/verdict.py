@@ -130,6 +130,8 @@ class Verdict:
     """The one value that every scored arm has on every task, where there is one: nothing to compare."""
     looks: int = 1
     """How often these arms were judged with other seeds or tasks, this time included."""
+    n_clusters: int | None = None
+    """Templates that the tasks were made from, where these are the units; None where tasks are."""
     notes: list[str] = field(default_factory=list)
 
     def find(self, arm: str, vs: str) -> Comparison | None:

@@ -184,7 +184,10 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
         with catch_statistics_errors():
             scores = [arm_scores(arm, measure) for arm in stored]
             share = is_share_of_tasks(metric)
-            verdict = _advised(judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share))
+            evals = [found for arm in stored for seed in arm.evals if (found := seed.get((split, name)))]
+            clusters = {task: cluster for one in evals for task, cluster in one.clusters.items()}
+            mode = _mode(measure, sides)
+            verdict = _advised(judge_arms(scores, metric=metric, mode=mode, share=share, clusters=clusters))
             verdict = _with_recorded_intervals(verdict, sides)
     except Cancelled:
         raise

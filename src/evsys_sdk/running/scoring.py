@@ -119,6 +119,7 @@ class Scoring:
                 temperature=entry.temperature,
                 limit=min(limits, default=None),
                 breakdown_keys=entry.breakdown_keys,
+                cluster_key=entry.cluster_key,
                 seed=self.seed,
                 step=step,
                 agent=agent_of(entry),

@@ -77,6 +77,7 @@ def _judge(
             raise EvsysError(f"no arm has a score for {metric}")
         baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
         untrained, start = _untrained(arms, keys)
+        clusters, clustered_by = _clusters(arms, keys)
         try:
             verdict = judge_arms(
                 [_arm_scores(arm, results, keys) for arm, results in arms.items()],
@@ -88,6 +89,8 @@ def _judge(
                 share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
                 searched=searched,
                 looks=looks,
+                clusters=clusters,
+                clustered_by=clustered_by,
             )
         except EvsysError as exc:
             raise EvsysError(f"{metric}: {exc}") from exc
@@ -235,6 +238,17 @@ def _values(evals: Sequence[EvalResult], keys: Sequence[str], numbers: Mapping[s
             raise EvsysError(result.error or score.error or "the score is not valid")
         values |= {f"{key}/{task}": value for task, value in task_values(result.rollouts, score.metric).items()}
     return values
+
+
+def _clusters(arms: Arms, keys: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Task -> the template it was made from, for tasks as `_values` names them, and how that is known."""
+    clusters: dict[str, str] = {}
+    found_by: dict[str, None] = {}
+    for one in (one for results in arms.values() for run in results for one in run.extras.get("evals", [])):
+        for key in {_key(one, score) for score in one.scores} & set(keys):
+            clusters |= {f"{key}/{task}": f"{key}/{cluster}" for task, cluster in one.clusters.items()}
+            found_by |= {one.clustered_by: None} if one.clusters else {}
+    return clusters, ", ".join(found_by)
 
 
 def _key(result: EvalResult, score: Score) -> str:
