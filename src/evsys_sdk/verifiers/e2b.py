@@ -48,9 +48,13 @@ class SandboxTests:
 
     class Config(Params):
         dockerfile: str
+        """Of the environment in which the tests run."""
         test_sh: str = Field(min_length=1)
+        """The script whose exit code decides."""
         test_state_py: str = ""
+        """A file that the script may use."""
         timeout_seconds: float = Field(default=120.0, gt=0)
+        """Of the whole verification."""
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)
@@ -99,7 +103,8 @@ def _environment(recipe: Recipe) -> dict[str, str]:
 
 
 async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
-    from evsys_sdk.sandbox import Sandbox
+    from evsys_sdk.sandbox import Sandbox, View
+    from evsys_sdk.sandbox_grading import grading_variables
 
     missing = await asyncio.to_thread(what_is_missing, cfg.dockerfile)
     if missing:
@@ -113,7 +118,11 @@ async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
             if done.exit_code != 0:
                 said = shorten(done.stderr or done.stdout, 200)
                 raise VerifierFailed(f"`RUN {step}` failed in the local sandbox ({said}): {INSTEAD}")
-        result = await box.run(RUN_TESTS, timeout_seconds=cfg.timeout_seconds, env=_environment(recipe))
+        # The copies beside the model's work too: what it runs must not change the tests that run it.
+        tests = ["test.sh", *(["test_state.py"] if cfg.test_state_py else [])]
+        view = View(pinned={f"{recipe.workdir}/{name}": f"{TESTS}/{name}" for name in tests})
+        env = grading_variables(_environment(recipe))
+        result = await box.run(RUN_TESTS, timeout_seconds=cfg.timeout_seconds, env=env, view=view)
     if result.timed_out:
         raise VerifierFailed(_too_long(cfg))
     return Tried(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr, where="local")
