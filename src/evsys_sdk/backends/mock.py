@@ -228,6 +228,8 @@ class MockTrainingClient:
 class MockSamplingClient:
     """Frozen weights to draw from; what is trained later does not change them."""
 
+    takes_grammar = True
+
     def __init__(self, service: MockService, model: TableModel):
         self._service, self._model = service, model
 

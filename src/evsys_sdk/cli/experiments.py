@@ -80,6 +80,8 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
         "record": str(entry.record),
         "tags": digest.tags,
         "hypothesis": digest.hypothesis,
+        "setup": digest.setup,
+        "untrained": digest.untrained,
         "outcome": digest.outcome,
         "metric": digest.metric,
         "mode": digest.mode,
