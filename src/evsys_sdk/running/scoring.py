@@ -131,8 +131,9 @@ class Scoring:
         engine: Any = {"harbor": self.engine}[entry.engine]
         key = f"{key} engine"
         if key not in self.made:  # once per entry: its evaluations at several steps share its places
-            places = entry.n_concurrent
-            self.made[key] = engine if places is None else engine.limited_to(places)
+            places, environment = entry.n_concurrent, entry.environment
+            engine = engine if places is None else engine.limited_to(places)
+            self.made[key] = engine if environment is None else engine.in_environment(environment.spec)
         found: RolloutEngine = self.made[key]
         return found
 
