@@ -227,6 +227,14 @@ async def discard_weights(service: TrainingService, path: str) -> None:
         await discard(path)
 
 
+def leave_retries_to_caller(service: TrainingService) -> None:
+    """Say that the caller makes a sampler's failed calls again itself; a service that retries on its own then does not:
+    two layers of retries would multiply."""
+    leave = getattr(service, "leave_retries_to_caller", None)
+    if leave is not None:
+        leave()
+
+
 def text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     """What a sampled completion says; the token that ends the turn is not part of it."""
     ended = bool(tokens) and tokens[-1] == tokenizer.eos_token_id

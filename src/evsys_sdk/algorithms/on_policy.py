@@ -49,6 +49,10 @@ class OnPolicyParams(LoopParams):
     environment: EnvironmentChoice | None = None
     """Where tasks that need an environment find it: `sandbox` (this machine's, the default), `docker` or another of
     harbor's, or where a class of yours is; with settings as `{kind: docker, params: {...}}`."""
+    n_concurrent: int | None = Field(default=None, ge=1)
+    """Rollouts under way at a time; by default they share the run's 64 places with its evaluations."""
+    max_attempts: int | None = Field(default=None, ge=1)
+    """How often a call to the model that the machine broke is made, the first time included; by default 3."""
     log_rollouts: int = Field(default=8, ge=0)
     """Rollouts per step that are written to logs/training/rollouts.jsonl."""
 
@@ -88,7 +92,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.read_rows(rows)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
-        self.engine = _engine_of(ctx)
+        self.engine = self._limited(_engine_of(ctx))
         if self.cfg.environment is not None:
             if not hasattr(self.engine, "in_environment"):
                 raise BackendError("this rollout engine has one environment; remove `environment` from the params")
@@ -99,6 +103,17 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.last_step = self._plan(ctx).total_steps
         self.weights = RolloutWeights(backend)
         self._saved: tuple[int, str] | None = None
+
+    def _limited(self, engine: RolloutEngine) -> RolloutEngine:
+        limits = {"concurrency": self.cfg.n_concurrent, "max_attempts": self.cfg.max_attempts}
+        given = {name: value for name, value in limits.items() if value is not None}
+        if not given:
+            return engine
+        limit = getattr(engine, "limited", None)
+        if limit is None:
+            raise BackendError(f"{self.name}: this rollout engine takes no {' and no '.join(given)}")
+        limited: RolloutEngine = limit(**given)
+        return limited
 
     def steps_per_epoch(self) -> int:
         return self.order.steps_per_epoch

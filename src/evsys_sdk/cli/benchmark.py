@@ -43,8 +43,8 @@ def _add_subject(run: Any) -> None:
     run.add_argument("--path", required=True, help=SUITE)
     run.add_argument(
         "--model", required=True,
-        help="a run's directory, sampler weights (a run's final_sampler), a model's name, or with --inference the "
-        "provider's name for it",
+        help="a run's directory, a checkpoint (<run>@final, <run>@step-12), sampler weights, a model's name, or with "
+        "--inference the provider's name for it",
     )  # fmt: skip
     run.add_argument("--backend", help="where the model runs: local, mock, tinker (default: local, or the run's)")
     run.add_argument("--base-model", help="the base model of weights that do not lie in their run's directory")
@@ -79,6 +79,10 @@ def _add_scoring(run: Any) -> None:
         help="an agent's param; {base_url} and {policy} stand for the model's address and its name there",
     )
     run.add_argument("--n-concurrent", type=positive, default=64, metavar="N", help="rollouts at once (default: 64)")
+    run.add_argument(
+        "--max-attempts", type=positive, metavar="N",
+        help="tries per call that the machine broke, the first included (default: 3; with --inference 6)",
+    )  # fmt: skip
 
 
 def _add_output(run: Any) -> None:
@@ -140,6 +144,7 @@ def _order(args: argparse.Namespace) -> Order:
         seed=DEFAULT_SEED if args.seed is None else args.seed,
         agent=AgentSpec(kind=args.agent, params=agent_params) if args.agent else None,
         n_concurrent=args.n_concurrent,
+        max_attempts=args.max_attempts,
     )
 
 

@@ -53,7 +53,9 @@ def _add_subject(model: Any) -> None:
     model.add_argument("--model-name", required=True, metavar="NAME", help="the base model")
     model.add_argument("--adapter-path", metavar="DIR", help="an adapter over it (local): a run's weights, or PEFT's")
     model.add_argument(
-        "--checkpoint-path", metavar="PATH", help="sampler weights over it: a run, its weights, or tinker://..."
+        "--checkpoint-path",
+        metavar="PATH",
+        help="sampler weights over it: a run, <run>@step-12, a path, or tinker://...",
     )
     model.add_argument(
         "--set", dest="params", action="append", default=[], metavar="PARAM=VALUE", help="a backend param"

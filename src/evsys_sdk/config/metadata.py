@@ -79,6 +79,8 @@ class BenchmarkEntry(Strict):
     tinker-cookbook renderer."""
     n_concurrent: int | None = Field(default=None, ge=1)
     """Rollouts of this entry at a time, beside those of training; by default they share the run's 64 places."""
+    max_attempts: int | None = Field(default=None, ge=1)
+    """How often a call to the model that the machine broke is made, the first time included; by default 3."""
     models: list[Annotated[HostedModel, BeforeValidator(_as_hosted_model)]] = Field(default_factory=list)
     """API models to score once per experiment, beside the arms and never ranked among them."""
     engine: Literal["harbor"] = "harbor"

@@ -36,6 +36,7 @@ class ModelConfig(Strict):
 
     name: Name
     load_checkpoint_path: str | None = None
+    """Weights to train on from: a path, or a checkpoint by name: `<run>@final`, `<run>@step-12`."""
     renderer_name: str | None = None
 
 

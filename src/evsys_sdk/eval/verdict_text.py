@@ -28,9 +28,10 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def _error_warning(arm: ArmVerdict) -> str:
+    share = f"{100 * arm.n_errors / arm.n_rollouts:.0f} %"
     first = f"; first error: {' '.join(arm.first_error.split())}" if arm.first_error else ""
     return (
-        f"Warning: {_errors(arm)} in {arm.arm} ({arm.n_errors / arm.n_rollouts:.0%}{first}) and count as failures. "
+        f"Warning: {_errors(arm)} in {arm.arm} ({share}{first}) and count as failures. "
         "Fix the cause before trusting its score."
     )
 

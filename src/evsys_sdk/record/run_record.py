@@ -74,8 +74,8 @@ class RunRecord:
     def shared_settings(self) -> dict[str, Any]:
         """Settings of the experiment that reach every run: where data is read, what it is scored on, who steers it."""
         given = plain_settings(self.experiment)
-        # How many at a time, and who else is scored, changes nothing about this run.
-        beside = ("models", "n_concurrent")
+        # How many at a time, how often a lost call is made, and who else is scored, changes nothing about this run.
+        beside = ("models", "n_concurrent", "max_attempts")
         entries = given.get("metadata", {}).get("benchmark")
         scored = entries and [{key: entry[key] for key in entry if key not in beside} for entry in entries]
         steered = steering(given.get("callbacks", []))

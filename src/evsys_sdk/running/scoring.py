@@ -131,8 +131,10 @@ class Scoring:
         engine: Any = {"harbor": self.engine}[entry.engine]
         key = f"{key} engine"
         if key not in self.made:  # once per entry: its evaluations at several steps share its places
-            places, environment = entry.n_concurrent, entry.environment
-            engine = engine if places is None else engine.limited_to(places)
+            limits = {"concurrency": entry.n_concurrent, "max_attempts": entry.max_attempts}
+            given = {name: value for name, value in limits.items() if value is not None}
+            engine = engine.limited(**given) if given else engine
+            environment = entry.environment
             self.made[key] = engine if environment is None else engine.in_environment(environment.spec)
         found: RolloutEngine = self.made[key]
         return found

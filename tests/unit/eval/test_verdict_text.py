@@ -90,7 +90,7 @@ def test_errors_stand_beside_the_score_and_many_come_first():
     many = replace(arm("many", 0.62, 5), n_rollouts=60, n_errors=20, first_error="connection\nrefused")
     lines = text(few, many).splitlines()
     assert lines[0] == (
-        "Warning: 20 of 60 rollouts errored in many (33%; first error: connection refused) and count as failures. "
+        "Warning: 20 of 60 rollouts errored in many (33 %; first error: connection refused) and count as failures. "
         "Fix the cause before trusting its score."
     )
     assert lines[1].startswith("No best arm by pass@1: ")

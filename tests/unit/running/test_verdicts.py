@@ -261,7 +261,9 @@ def test_errored_rollouts_are_counted_beside_the_scores_of_the_final_weights():
     base, other = found.data["verdict"]["arms"]
     assert (base["n_rollouts"], base["n_errors"]) == (100, 0)
     assert (other["n_rollouts"], other["n_errors"], other["first_error"]) == (100, 20, "no server")
-    assert found.lines[0].startswith("Warning: 20 of 100 rollouts errored in broken (20%; first error: no server)")
+    assert found.lines[0].startswith("Warning: 20 of 100 rollouts errored in broken (20 %; first error: no server)")
+    start = _judged({"a": [_run(broken([0] * 100, 3, step=0), _eval(HIGH))]})
+    assert start.lines[-1] == "Note: untrained: 3 of 100 rollouts errored and count as failures."
 
 
 def test_without_a_scored_baseline_the_command_that_names_another_is_told():
