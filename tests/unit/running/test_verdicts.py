@@ -102,7 +102,7 @@ def test_the_trials_of_a_search_have_no_baseline():
     found = judge_experiment(arms, Metadata(success_metric=success, hypothesis=prediction), searched=True)
     assert found.best_arm == "t1" and found.data["verdict"]["baseline_arm"] is None
     assert found.data["hypothesis_result"]["vs"] == "untrained" and found.lines[0].startswith("The hypothesis is supp")
-    assert found.lines[1].startswith("t1 scored 0.750, the highest of 2 arms; ") and "baseline" not in " ".join(
+    assert found.lines[1].startswith("t1 scored 0.750, the highest of 2 scored arms; ") and "baseline" not in " ".join(
         found.lines
     )
 
