@@ -29,6 +29,9 @@ from evsys_sdk.running.scoring import Scoring
 from evsys_sdk.surface import SamplingClient, let_go
 from evsys_sdk.training.checkpoints import with_paths, without_paths
 
+LAST_STEP = 2**62
+"""Later than any step."""
+
 
 @dataclass(slots=True)
 class StoppableLogStore:
@@ -224,6 +227,21 @@ class LoopHooks:
         self.journal.add("checkpoint", {"path": path}, at=at)
         self.callbacks.on_checkpoint(self.ctx, at, path)
 
+    def flush(self) -> None:
+        self.journal.journal.sync()
+
+    def recorded_steps(self) -> int:
+        """The steps of this stage that the journal has without a gap, each with the snapshot or the score of an
+        evaluation that was due after it."""
+        known = {(event.kind, event.at) for event in self.journal.events(after=self.first_step, upto=LAST_STEP)}
+        at = self.first_step
+        while ("step", at + 1) in known:
+            due = self.scoring.due(at + 1 - self.first_step)
+            if due and not {("snapshot", at + 1), ("eval", at + 1)} & known:
+                break
+            at += 1
+        return at - self.first_step
+
     async def resumed(self, last: KeptWeights) -> None:
         """Tell everybody again what happened up to `last`, as if it were just happening; what came later is void."""
         upto, before = self.first_step + last.step, self.replayed
@@ -301,6 +319,7 @@ class LoopHooks:
         for at in range(max(after, self.first_step) + 1, upto + 1):
             missing = [e for e in self.scoring.due(at - self.first_step) if (e.role, e.label, at) not in done]
             if missing and at in paths:
+                self.journal.add("snapshot", {"path": without_paths(paths[at], home)}, at=at)
                 sampler = await service.create_sampling_client(paths[at])
                 self._start(missing, sampler, at)
 
