@@ -96,6 +96,8 @@ class SamplingParams:
     """The same seed, prompt and weights give the same completions; None draws a fresh one."""
     stop: tuple[str | int, ...] = ()
     """Strings or token ids; a stop string is not part of the completion, a stop id is its last token."""
+    grammar: str | None = None
+    """What each completion has to look like, in llguidance's form; for samplers that say `takes_grammar` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

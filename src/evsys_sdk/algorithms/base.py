@@ -29,6 +29,7 @@ class LoopParams(Params):
     """Settings of every algorithm that trains in steps."""
 
     learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    """Of the optimiser, at its highest."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's decay of the running mean of gradients."""
     adam_beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -38,6 +39,7 @@ class LoopParams(Params):
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """AdamW's decoupled weight decay: each step takes learning_rate * weight_decay of every trained weight away."""
     num_epochs: int = Field(default=1, ge=1)
+    """Passes over the rows."""
     max_steps: int | None = Field(default=None, ge=1)
     """The number of steps, however many epochs that takes; wins over `num_epochs`."""
     batch_size: int = Field(default=8, ge=1)
@@ -47,7 +49,9 @@ class LoopParams(Params):
     max_grad_norm: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Gradients with a larger norm are scaled down to it; 0 turns clipping off."""
     lr_schedule: ScheduleName = "constant"
+    """How the learning rate falls after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises from 0."""
     warmup_fraction: float = Field(default=0.0, ge=0, le=1)
     """Instead of `warmup_steps`: this part of all steps."""
     lora_rank: int = Field(default=8, ge=0)
@@ -59,6 +63,7 @@ class LoopParams(Params):
     best_by: str | None = Field(default=None, min_length=1)
     """An in-loop score, `val/<benchmark>/<metric>`: the run ends with the evaluated weights that are best by it."""
     best_mode: Literal["max", "min"] = "max"
+    """Whether more or less of `best_by` is better."""
 
     @field_validator("best_by")
     @classmethod

@@ -45,6 +45,7 @@ class Distill(OnPolicyAlgorithm):
 
     class Config(OnPolicyParams):
         teacher: TeacherParams
+        """The model that teaches."""
         num_samples: int = Field(default=4, ge=1)
         """Rollouts per prompt and step."""
         centre: bool = True

@@ -37,23 +37,33 @@ class BenchmarkEntry(Strict):
     name: str | None = None
     """Label in the metrics; without `id` and `path` also what is looked up (newest version)."""
     id: str | None = None
+    """Of a benchmark in the workspace."""
     path: str | None = None
+    """A suite: a .jsonl file of tasks or a folder of task directories."""
     split: Literal["val", "test"] | None = None
+    """Test scores select nothing."""
     tags: list[str] = Field(default_factory=list)
+    """Words to find it by."""
     run_every: int | None = Field(default=None, ge=1)
     """Score the live model every N steps; without it, once after training."""
     metrics: list[Name] = Field(default_factory=lambda: ["pass@1"], min_length=1)
+    """What is computed from the rewards."""
     num_samples: int | None = Field(default=None, ge=1)
     """Rollouts per task; by default as many as the largest k among the metrics."""
     max_tokens: int = Field(default=256, ge=1)
+    """Per answer."""
     temperature: float = Field(default=1.0, ge=0)
+    """Of the sampling."""
     limit: int | None = Field(default=None, ge=1)
+    """Only the first tasks."""
     breakdown_keys: list[str] = Field(default_factory=list)
+    """Metadata keys; a score for each of their values."""
     baseline: bool = False
     """Score the untrained model too, first of all."""
     agent_import_path: str | None = None
     """The agent that the model works in on these tasks, as in `rl`. Without one it answers once."""
     agent_params: JsonDict = Field(default_factory=dict)
+    """Params of the agent."""
     chat_template: str | None = None
     """What renders these tasks instead of the model's own template: Jinja text, a file of it, or the name of a
     tinker-cookbook renderer."""
@@ -64,6 +74,7 @@ class BenchmarkEntry(Strict):
     models: list[Annotated[HostedModel, BeforeValidator(_as_hosted_model)]] = Field(default_factory=list)
     """API models to score once per experiment, beside the arms and never ranked among them."""
     engine: Literal["harbor"] = "harbor"
+    """What carries out the rollouts."""
 
     @model_validator(mode="after")
     def _complete(self) -> BenchmarkEntry:
@@ -111,7 +122,9 @@ class SuccessMetric(Strict):
     """By which number arms are compared."""
 
     name: Name
+    """The metric; `val/tools/pass@1` or its last part."""
     mode: Literal["max", "min"] = "max"
+    """Whether more or less is better; by default as the metric says."""
 
 
 def as_success_metric(value: Any) -> Any:
@@ -178,12 +191,15 @@ class Metadata(Strict):
     hypothesis: TextOrHypothesis = ""
     """Text, or `{claim, prediction, confidence}`, which the finished experiment then judges."""
     tags: list[str] = Field(default_factory=list)
+    """Words to find it by."""
     success_metric: Annotated[SuccessMetric | None, BeforeValidator(as_success_metric)] = None
+    """What arms are compared by."""
     baseline_arm: Name | None = None
     """The arm that the others are compared with; by default the first."""
     allow_test_selection: bool = False
     """Let test scores pick the best arm; the conclusion then says so."""
     benchmark: Annotated[list[BenchmarkEntry], BeforeValidator(_as_list)] = Field(default_factory=list)
+    """Suites of tasks that the weights are scored on."""
 
     def __getitem__(self, key: str) -> Any:
         """The reference calls metadata a dict, and it can be read like one."""

@@ -18,6 +18,7 @@ from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.protocols import EvalResult, RunResult
 from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash, describe_environment
+from evsys_sdk.redaction import redact_data
 
 
 def plain_settings(config: BaseModel) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class RunRecord:
             "model": self.run.model.name,
             "backend": self.run.backend.kind,
             "algorithm": self.run.algorithm.kind,
-            "params": dict(self.run.algorithm.params),
+            "params": redact_data(dict(self.run.algorithm.params)),
             "seed": self.run.seed,
             "tags": list(self.run.tags),
         }

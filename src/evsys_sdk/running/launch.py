@@ -38,6 +38,7 @@ from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.stored import StoredJournal
 from evsys_sdk.record.wire import new_id
+from evsys_sdk.redaction import redact_data
 from evsys_sdk.running.checkpoint_names import checkpoint_path
 from evsys_sdk.running.scoring import find_benchmark
 
@@ -185,7 +186,8 @@ def facts_of(config: ExperimentConfig) -> Facts:
         settings |= {"search": _deciding(config.search)}
         settings["arms"] = {} if config.run is None else {config.run.name: _without_name(config.run)}
         settings["base_run"] = config.base_run
-    return dict(_flat(settings)) | _hashes(config)
+    # As the journal keeps them: a key in the config is no fact about the experiment.
+    return redact_data(dict(_flat(settings))) | _hashes(config)
 
 
 def _deciding(search: SearchSpec) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from evsys_sdk.config.metadata import BenchmarkEntry
@@ -19,15 +20,15 @@ from evsys_sdk.logs import get_logger
 from evsys_sdk.numbers import refuse_non_numbers
 from evsys_sdk.protocols import EvalResult, FinishedRollouts, KeptWeights, LogStore, RunContext, Snapshot
 from evsys_sdk.record.callbacks import CallbackList, eval_metrics
-from evsys_sdk.record.eval_data import to_data
+from evsys_sdk.record.eval_data import question_to_data, to_data
 from evsys_sdk.record.finished import JournalledRollouts, retold, to_data_without
-from evsys_sdk.record.journal import Event, RunJournal
+from evsys_sdk.record.journal import TASKS, Event, RunJournal
 from evsys_sdk.running.budget import Budget
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.pausing import Paused, was_paused_at
 from evsys_sdk.running.scoring import Scoring
-from evsys_sdk.surface import SamplingClient, let_go
-from evsys_sdk.training.checkpoints import with_paths, without_paths
+from evsys_sdk.surface import SamplingClient, discard_weights, let_go
+from evsys_sdk.training.checkpoints import manifests_in, with_paths, without_paths
 
 LAST_STEP = 2**62
 """Later than any step."""
@@ -77,6 +78,11 @@ class StoppableLogStore:
         self.store.close()
 
 
+def _is_gone(path: str) -> bool:
+    """Whether these weights were files of this machine and are not there any more; a server's paths are believed."""
+    return path.startswith("/") and not Path(path).exists()
+
+
 @dataclass(slots=True)
 class LoopHooks:
     """`protocols.Hooks` for one run."""
@@ -109,6 +115,10 @@ class LoopHooks:
     pending: set[asyncio.Task[None]] = field(default_factory=set)
     under_way: dict[tuple[str, str, int | None], JournalledRollouts] = field(default_factory=dict)
     """The finished rollouts of evaluations that are not finished."""
+    tasks_kept: set[str] = field(default_factory=set)
+    """Benchmarks (`split/name`) whose questions are in the journal."""
+    scored_snapshots: dict[int, str] = field(default_factory=dict)
+    """Step -> sampler weights that were saved for an in-loop evaluation which is done."""
 
     def finished(self, split: str, name: str, sha256: str, step: int | None) -> FinishedRollouts:
         """Where an evaluation keeps its rollouts one by one, so that a kill in its midst loses none."""
@@ -160,27 +170,30 @@ class LoopHooks:
         self.steps = self.replayed = self.first_step + step
         self.journal.add("step", {"metrics": metrics}, at=self.steps)
         self.callbacks.on_step(self.ctx, self.steps, metrics)
+        await self._discard_snapshots(before=self.steps)
         due = self.scoring.due(step)
         if due:
             sampler = await snapshot()
-            save = getattr(snapshot, "save_for_sampler", None)
+            save, path = getattr(snapshot, "save_for_sampler", None), None
             if save is not None:
-                path = without_paths(await save(), self.ctx.output_dir.absolute())
-                self.journal.add("snapshot", {"path": path}, at=self.steps)
-            self._start(due, sampler, self.steps)
+                path = await save()
+                self.journal.add(
+                    "snapshot", {"path": without_paths(path, self.ctx.output_dir.absolute())}, at=self.steps
+                )
+            self._start(due, sampler, self.steps, path)
             if self.callbacks.waits_for_scores():
                 await self._all_scored()
         self._tell_kept()
         self.stop.check()
         await self._before_a_pause()
 
-    def _start(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int) -> None:
+    def _start(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int, path: str | None) -> None:
         """Score beside the training."""
-        task = asyncio.create_task(self._score(entries, sampler, step))
+        task = asyncio.create_task(self._score(entries, sampler, step, path))
         self.pending.add(task)
         task.add_done_callback(self.pending.discard)
 
-    async def _score(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int) -> None:
+    async def _score(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int, path: str | None) -> None:
         async def score(entry: BenchmarkEntry) -> None:
             self.add(await self.scoring.score(entry, sampler, step=step))
 
@@ -188,6 +201,27 @@ class LoopHooks:
             await asyncio.gather(*map(score, entries))
         finally:
             let_go(sampler)
+        if path is not None:
+            self.scored_snapshots[step] = path
+
+    async def _discard_snapshots(self, *, before: int) -> None:
+        """Delete sampler weights that were saved only to be scored, of steps before `before`.
+
+        The weights of the current step stay: a checkpoint of that step would point to the same files."""
+        done = [step for step in self.scored_snapshots if step < before]
+        if not done:
+            return
+        self.flush()  # the scores must outlive the weights they were made with
+        kept = {found.sampler for manifest in manifests_in(self.ctx.output_dir) for found in manifest.checkpoints}
+        service = self.ctx.extras["backend_handles"]["service"]
+        for step in done:
+            path = self.scored_snapshots.pop(step)
+            if path in kept or _is_gone(path):
+                continue
+            try:
+                await discard_weights(service, path)
+            except Exception as exc:  # the run does not depend on it; `evsys clean` finds what is left
+                get_logger(__name__).warning("could not delete the sampler weights %s: %s", path, exc)
 
     def add(self, result: EvalResult) -> None:
         """Keep, log and announce a finished evaluation."""
@@ -197,8 +231,20 @@ class LoopHooks:
         kind = "final_eval" if result.step is None else "eval"
         kept = self.under_way.pop((result.split, result.name, result.step), None)
         data = to_data(result) if kept is None else to_data_without(result, kept)
+        self._keep_tasks(result)
         self.journal.add(kind, data, at=at, key=f"{self.stage or ''}/{result.split}/{result.name}/{at}")
         self._announce(result, at)
+
+    def _keep_tasks(self, result: EvalResult) -> None:
+        """Keep what the tasks of a benchmark asked and expected, once per run: a rollout has only its task's id."""
+        suite = self.scoring.loaded.get(f"{result.split}/{result.name}")
+        key = f"{result.split}/{result.name}"
+        if suite is None or not result.rollouts or key in self.tasks_kept:
+            return
+        tried = {rollout.task_id for rollout in result.rollouts}
+        tasks = {task.task_id: question_to_data(task) for task in suite.tasks if task.task_id in tried}
+        self.journal.add(TASKS, {"tasks": tasks}, at=0, key=key)
+        self.tasks_kept.add(key)
 
     def _announce(self, result: EvalResult, at: int) -> None:
         self.results.append(result)
@@ -231,13 +277,16 @@ class LoopHooks:
         self.journal.journal.sync()
 
     def recorded_steps(self) -> int:
-        """The steps of this stage that the journal has without a gap, each with the snapshot or the score of an
-        evaluation that was due after it."""
-        known = {(event.kind, event.at) for event in self.journal.events(after=self.first_step, upto=LAST_STEP)}
-        at = self.first_step
-        while ("step", at + 1) in known:
-            due = self.scoring.due(at + 1 - self.first_step)
-            if due and not {("snapshot", at + 1), ("eval", at + 1)} & known:
+        """The steps of this stage that the journal has without a gap: each with the score of every evaluation that was
+        due after it, or with a snapshot from which the score can still be made."""
+        home, at = self.ctx.output_dir.absolute(), self.first_step
+        events = self.journal.events(after=self.first_step, upto=LAST_STEP)
+        steps = {event.at for event in events if event.kind == "step"}
+        taken = {event.at: with_paths(event.data["path"], home) for event in events if event.kind == "snapshot"}
+        scored = {(event.at, event.data["split"], event.data["name"]) for event in events if event.kind == "eval"}
+        while at + 1 in steps:
+            due = [(at + 1, entry.role, entry.label) for entry in self.scoring.due(at + 1 - self.first_step)]
+            if not scored.issuperset(due) and (at + 1 not in taken or _is_gone(taken[at + 1])):
                 break
             at += 1
         return at - self.first_step
@@ -318,10 +367,15 @@ class LoopHooks:
         service = self.ctx.extras["backend_handles"]["service"]
         for at in range(max(after, self.first_step) + 1, upto + 1):
             missing = [e for e in self.scoring.due(at - self.first_step) if (e.role, e.label, at) not in done]
-            if missing and at in paths:
+            if missing and at in paths and _is_gone(paths[at]):
+                names = ", ".join(entry.label for entry in missing)
+                get_logger(__name__).warning("step %d stays unscored on %s: %s is gone", at, names, paths[at])
+            elif missing and at in paths:
                 self.journal.add("snapshot", {"path": without_paths(paths[at], home)}, at=at)
                 sampler = await service.create_sampling_client(paths[at])
-                self._start(missing, sampler, at)
+                self._start(missing, sampler, at, paths[at])
+            elif at in taken:
+                self.scored_snapshots[at] = taken[at]
 
     def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
         scored = [
@@ -338,6 +392,8 @@ class LoopHooks:
         return step, value
 
     async def _all_scored(self) -> None:
+        if self.pending:
+            self.callbacks.doing(self.ctx, "scoring")
         while self.pending:
             under_way = list(self.pending)
             await asyncio.gather(*under_way)
@@ -347,6 +403,7 @@ class LoopHooks:
     async def train_end(self, metrics: dict[str, float]) -> None:
         await self._all_scored()
         self._tell_kept()
+        await self._discard_snapshots(before=self.steps + 1)  # the final checkpoint is made by now
         self.callbacks.on_train_end(self.ctx, metrics)
 
     def stopped_at(self) -> dict[str, Any]:

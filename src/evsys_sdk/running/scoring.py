@@ -192,6 +192,8 @@ async def _score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
             _load_quietly(scoring, entry)
             continue
 
+        hooks.callbacks.doing(hooks.ctx, "scoring")
+
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
             if bench.service is None:
                 raise BackendError(f"backend {bench.plan.run.backend.kind!r} offers no training service to sample from")

@@ -25,6 +25,7 @@ from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.log_stores import with_log_dir
 from evsys_sdk.record.run_record import RunRecord
+from evsys_sdk.redaction import redact_data
 from evsys_sdk.running.attempts import begin_or_resume, finished, refuse_other_data, stands_at
 from evsys_sdk.running.budget import Budget
 from evsys_sdk.running.checkpoint_names import Weights, checkpoint_path
@@ -197,7 +198,7 @@ class Workbench:
                 "backend_kind": run.backend.kind,
                 "model_name": run.model.name,
                 "run_name": run.name,
-                "run_config": plain(run),
+                "run_config": redact_data(plain(run)),
                 "tags": list(run.tags),
                 "load_rows": lambda data, place: audit_block(self, place, self.load(data, place, data_store)).rows,
                 "checkpoint_path": self._checkpoint,
