@@ -249,7 +249,7 @@ class Desk:
 
     def _do(self, call: Call) -> Any:
         place, _, name = call.what.partition(".")
-        if place == "callbacks" and name in HOOKS:
+        if place == "callbacks" and name in (*HOOKS, "doing"):
             return self._call_back(name, *call.args)
         if call.what == "journal.begin":
             self.begun = True
