@@ -312,6 +312,14 @@ class Hooks(Protocol):
         """Weights and optimiser of `step` are saved; `planned` is False if they are only there to resume from."""
         ...
 
+    def flush(self) -> None:
+        """Make everything that was reported so far durable: a checkpoint rests on it."""
+        ...
+
+    def recorded_steps(self) -> int:
+        """How many steps an earlier attempt reported of which the record has no gap, counted from the start."""
+        ...
+
     async def resumed(self, last: KeptWeights) -> None:
         """After train_start of a resumed run: the steps up to this checkpoint were done before (step 0: none)."""
         ...
