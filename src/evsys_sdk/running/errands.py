@@ -105,6 +105,9 @@ class DistantJournal(Journal):
     def write(self, statement: str, values: tuple[Any, ...]) -> None:
         self._line.tell("journal.write", statement, values)
 
+    def sync(self) -> None:
+        self._line.ask("journal.sync")  # calls arrive in order: what was told before is synced too
+
     def read(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = self._line.ask("journal.read", query, values)
         return rows
