@@ -51,6 +51,7 @@ from evsys_sdk.running.launch import (
     take_up,
 )
 from evsys_sdk.running.leakage import forget_benchmarks
+from evsys_sdk.running.metric_checks import with_judged_metrics
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in
 from evsys_sdk.running.own_files import described, made, set_aside, sweep_leftovers, write_files
 from evsys_sdk.running.parts import Parts
@@ -127,6 +128,7 @@ class Experiment:
             raise EvsysError("fresh starts the experiment over and fork leaves it for a child: choose one of the two")
         started = time.monotonic()
         self.check(strict=options.strict)
+        self.config = with_judged_metrics(self.config)
         base = Path(self.config.output_dir).expanduser()
         output_dir = base / REHEARSALS if options.dry else base
         facts = facts_of(self.config)

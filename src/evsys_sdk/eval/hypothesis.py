@@ -131,12 +131,6 @@ def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comp
     return found, "" if found else f"{prediction.arm} and {vs} were not compared"
 
 
-def speaks_of(prediction: Prediction, verdict: Verdict) -> bool:
-    """Whether the verdict is by the metric that is predicted: `pass@1` also names `val.pass@1`, `val/tools/pass@1`."""
-    asked, judged = (name.replace("/", ".") for name in (prediction.metric or "", verdict.metric))
-    return not asked or judged == asked or judged.endswith(f".{asked}")
-
-
 def _outcome(prediction: Prediction, found: Comparison) -> tuple[Outcome, str]:
     if found.low is None or found.high is None:
         return "inconclusive", found.why
