@@ -111,6 +111,8 @@ def _loss_inputs(datum: TrainingDatum, index: int, name: str, shape: tuple[int, 
     for key in datum.inputs:
         if key != "target_tokens" and key not in wanted:
             raise BadRequest(f"datum {index}: {name} does not read {key!r}; it reads {', '.join(wanted)}")
+    if name == "cross_entropy" and "weights" not in datum.inputs and len(shape) == 1:
+        return {"weights": np.ones(shape, dtype=np.float32)}  # every target counts once, as the protocol has it
     return {key: _numbers(datum, index, key, shape) for key in wanted}
 
 

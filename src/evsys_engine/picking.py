@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evsys_engine.types import EngineError
-
 BLOCK = 128
 """The CDF is searched in two levels: sums of blocks, then inside one block."""
+COLDEST, HOTTEST = float(torch.finfo(torch.float32).tiny), float(torch.finfo(torch.float32).max)
+"""Temperatures are divided by in fp32, where 1e-320 is 0 and 1e300 infinite: either would make NaNs."""
 LIKELIEST = 1024
 """Tokens that are looked at first for top-p: sorting a whole vocabulary is slow, and they usually hold enough."""
 
@@ -33,7 +33,8 @@ class Settings:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        """So cold that fp32 has no number for the temperature: the likeliest token, as at 0."""
+        return self.temperature < COLDEST
 
 
 class Picker:
@@ -42,25 +43,26 @@ class Picker:
     def __init__(self, settings: Sequence[Settings], device: torch.device):
         self._settings = [row if not row.greedy else Settings(1.0, 0, 1.0) for row in settings]
         self._greedy = [i for i, row in enumerate(settings) if row.greedy]
-        temperatures = [row.temperature for row in self._settings]
+        temperatures = [min(row.temperature, HOTTEST) for row in self._settings]
         self._temperature = torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
         self._warmed = any(value != 1 for value in temperatures)
         self._filtered = any(row.top_k > 0 or row.top_p < 1 for row in self._settings)
         self._mass: Tensor | None = None  # kept between steps: new memory of this size costs as much as the arithmetic
 
     def pick(self, logits: Tensor, uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-        """Tokens and logprobs, one per row."""
+        """Tokens and logprobs, one per row; a logprob is NaN where the model's logits are not finite."""
         logits = logits.float()
         top = logits.amax(-1, keepdim=True)
-        if not bool(torch.isfinite(top).all()):
-            raise EngineError("the model's logits are not finite: its weights have diverged; use an earlier checkpoint")
+        lost = ~torch.isfinite(top)[:, 0]
+        if bool(lost.any()):  # one row must not spoil its neighbours': it picks anything, and its logprob is NaN
+            logits, top = logits.masked_fill(lost[:, None], 0.0), top.masked_fill(lost[:, None], 0.0)
         self._mass = padded(logits) if self._mass is None else self._mass
         exponentials(logits - top, self._mass)
         cumulative = block_sums(self._mass)
         total = cumulative[:, -1:]
         tokens = self._choose(logits, top, cumulative, torch.tensor(uniforms, dtype=torch.float64, device=top.device))
-        logprobs = (logits.gather(1, tokens[:, None]) - top).double() - total.log()
-        return tokens.tolist(), logprobs[:, 0].tolist()
+        logprobs = ((logits.gather(1, tokens[:, None]) - top).double() - total.log())[:, 0]
+        return tokens.tolist(), logprobs.masked_fill(lost, torch.nan).tolist()
 
     def _choose(self, logits: Tensor, top: Tensor, cumulative: Tensor, chance: Tensor) -> Tensor:
         assert self._mass is not None

@@ -41,6 +41,7 @@ EXPECTED_TOKENS = 256
 """Reserved for a row that is admitted, if it may write that many."""
 PREFILL_TOKENS = 8192
 """Prompt tokens admitted at once."""
+DIVERGED = "the model's logits are not finite: its weights have diverged; use an earlier checkpoint"
 SLICE_SECONDS = 1.0
 """After this long the lock is offered to whoever waits for it (training)."""
 
@@ -123,6 +124,9 @@ class Row:
 
     def take(self, token: int, logprob: float) -> bool:
         """Write a token; is the row over?"""
+        if math.isnan(logprob):
+            self.job.fail(EngineError(DIVERGED))
+            return True
         self.tokens.append(token)
         self.logprobs.append(logprob)
         try:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Datum, ModelInput, SamplingParams, TensorData,
     )
     from evsys_sdk.training.batch import TrainingBatch
+    from evsys_sdk.training.loop import LoopPlan, LoopResult, StepBuilder, TrainingLoop
 # fmt: on
 
 _PUBLIC = {
@@ -94,6 +95,7 @@ _PUBLIC = {
     """,
     "surface": "Datum ModelInput SamplingParams TensorData",
     "training.batch": "TrainingBatch",
+    "training.loop": "LoopPlan LoopResult StepBuilder TrainingLoop",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 

@@ -10,16 +10,29 @@ import math
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from evsys_sdk.constants import WORKSPACE_DIR
+
+GIT_IGNORES_ALL = "# Written by evsys: nothing in this folder belongs into git.\n*\n"
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents; the first one made in a workspace (`.evsys/`) makes git ignore all of it."""
+    path.mkdir(parents=True, exist_ok=True)
+    workspace = next((folder for folder in (path, *path.parents) if folder.name == WORKSPACE_DIR), None)
+    if workspace is not None and not (workspace / ".gitignore").exists():
+        with suppress(OSError):  # another process was quicker, or the disk is full: the run matters more
+            (workspace / ".gitignore").write_text(GIT_IGNORES_ALL)
 
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     """A binary handle whose content replaces `path` when the block ends well, and vanishes when it does not."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     name = target.parent / f".{target.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.part"
     try:
         with open(name, "xb") as handle:

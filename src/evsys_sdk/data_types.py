@@ -103,16 +103,21 @@ _ROWS: dict[str, type] = {
 
 
 def detect_format(row: dict[str, Any]) -> str:
-    """`chat_messages`, `harbor_task`, `prompt_dataset`, or `unknown`."""
+    """`chat_messages`, `harbor_task`, `prompt_dataset`, or `unknown`.
+
+    A row that has the columns of several is a task first, then inputs, then a chat."""
+    order = (TargetFormat.HARBOR_TASK, TargetFormat.PROMPT_DATASET, TargetFormat.CHAT_MESSAGES)
+    return next((shape.value for shape in order if _has_columns(row, shape)), "unknown")
+
+
+def _has_columns(row: Any, shape: TargetFormat) -> bool:
     if not isinstance(row, dict):
-        return "unknown"
-    if "instruction" in row and "verifier" in row:
-        return TargetFormat.HARBOR_TASK.value
-    if isinstance(row.get("messages"), list):
-        return TargetFormat.CHAT_MESSAGES.value
-    if isinstance(row.get("inputs"), dict):
-        return TargetFormat.PROMPT_DATASET.value
-    return "unknown"
+        return False
+    if shape is TargetFormat.HARBOR_TASK:
+        return "instruction" in row and "verifier" in row
+    if shape is TargetFormat.PROMPT_DATASET:
+        return isinstance(row.get("inputs"), dict)
+    return isinstance(row.get("messages"), list)
 
 
 def from_dict(row: dict[str, Any]) -> TypedRow:
@@ -250,8 +255,8 @@ def parse_rows(rows: Iterable[dict[str, Any]], target: TargetFormat | str) -> li
 
 
 def _parse_one(row: Any, shape: TargetFormat, index: int) -> TypedRow:
-    found = detect_format(row)
-    if found != shape:
+    if not _has_columns(row, shape):  # the columns of another shape beside its own do no harm
+        found = detect_format(row)
         keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
         raise DataError(f"row {index} is {found}, not {shape.value}; it has: {shorten(keys, 120)}")
     try:
@@ -293,15 +298,11 @@ def block_to_image_src(block: Block) -> str | None:
 
 
 def has_images(row: TypedRow | dict[str, Any]) -> bool:
-    """Whether any message or instruction holds an image block."""
-    if isinstance(row, dict):
-        row = from_dict(row)
-    if isinstance(row, ChatMessagesRow):
-        contents = [message.get("content") for message in row.messages]
-    elif isinstance(row, HarborTask):
-        contents = [row.instruction]
-    else:
-        contents = list(row.inputs.values())
+    """Whether any message, instruction or input holds an image block. A row of no known shape holds none."""
+    columns = row if isinstance(row, dict) else to_dict(row)
+    messages, inputs = columns.get("messages"), columns.get("inputs")
+    contents = [message.get("content") for message in messages or [] if isinstance(message, dict)]
+    contents += [columns.get("instruction"), *(inputs.values() if isinstance(inputs, dict) else ())]
     return any(
         isinstance(block, dict) and block_to_image_src(block) is not None
         for content in contents

@@ -62,7 +62,7 @@ from evsys_sdk.running.search import Execute, PlanArm, Search
 from evsys_sdk.running.search_state import SearchState
 from evsys_sdk.running.search_text import search_lines
 from evsys_sdk.running.time_spent import last_written, launched_at, seconds_before
-from evsys_sdk.running.verdicts import judge_experiment
+from evsys_sdk.running.verdicts import judge_experiment, not_pruned
 from evsys_sdk.running.workbench import RunPlan
 
 DRY_STEPS = 2
@@ -200,7 +200,7 @@ class Experiment:
         drawn = search is not None and search.kind != "grid"
         try:
             with catch_statistics_errors():
-                findings = judge_experiment(_not_pruned(arms), metadata, searched=drawn, name=self.config.name)
+                findings = judge_experiment(not_pruned(arms), metadata, searched=drawn, name=self.config.name)
                 conclusion = conclude(
                     arms,
                     hypothesis=str(metadata.hypothesis),
@@ -332,11 +332,6 @@ class Experiment:
         write_files(self.config, result, about, settings)
 
 
-def _not_pruned(arms: dict[str, list[RunResult]]) -> dict[str, list[RunResult]]:
-    """The arms that a search did not leave behind: only they have come to something that can be compared."""
-    return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
-
-
 def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[RunConfig]:
     """One run per seed; with several seeds each carries its own in the name."""
     first = arm.seed if base_seed is None else base_seed
@@ -363,10 +358,15 @@ def _isolated(plan: RunPlan, launcher: Launcher) -> RunResult:
         return plan.came_to_nothing("failed", f"the run's record could not be kept: {exc}")
 
 
-def run_experiment(config: ExperimentConfig | str | Path | dict[str, Any]) -> list[RunResult]:
-    """Run a config, its settings as a dict, or the YAML file at a path; the results of its runs, in order."""
+def run_experiment(
+    config: ExperimentConfig | str | Path | dict[str, Any], *, fresh: bool = False, fork: bool = False
+) -> list[RunResult]:
+    """Run a config, its settings as a dict, or the YAML file at a path; the results of its runs, in order.
+
+    `fresh` starts every run over, also completed and interrupted ones. `fork` runs changed settings as a child of the
+    experiment that was launched under this name."""
     if isinstance(config, str | Path):
         config = load_yaml(config)
     elif isinstance(config, dict):
         config = parse_config(Document(label="config", data=config), folder=Path.cwd())
-    return Experiment(config).run().runs
+    return Experiment(config).run(RunOptions(fresh=fresh, fork=fork)).runs

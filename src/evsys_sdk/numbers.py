@@ -1,11 +1,32 @@
-"""Numbers as people read them in conclusions and tables.
+"""Numbers as people read them in conclusions and tables, and what counts as one in the logs.
 
 In: a score or a difference. Out: three decimals; a smaller number, such as dollars, in its own size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evsys_sdk.errors import EvsysError, shorten
+
+
+def refuse_non_numbers(metrics: Mapping[str, Any], step: int) -> None:
+    """Refuse what cannot be logged as a metric: text, None, `...`. NaN and infinities are numbers, and are logged."""
+    for name, value in metrics.items():
+        if as_number(value) is None:
+            raise EvsysError(
+                f"metric {name!r} of step {step} is {shorten(repr(value))}, not a number; log an int or a float"
+            )
+
+
+def as_number(value: Any) -> float | None:
+    """`value` as a float (whole numbers stay whole); None for what is no number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if isinstance(value, str | bytes) else value if isinstance(value, int) else number
 
 
 def shown(value: float, *, signed: bool = False) -> str:

@@ -150,6 +150,7 @@ class EvalResult:
     seconds: float = 0.0
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """How do the rows become better weights?"""
 
@@ -158,18 +159,21 @@ class Algorithm(Protocol):
     def train(self, ctx: RunContext) -> RunResult: ...
 
 
+@runtime_checkable
 class Verifier(Protocol):
     """How good is this completion? (The class form; plain functions are the usual one.)"""
 
     def verify(self, *, prompt: Any, completion: str, target: Any) -> VerificationResult | float: ...
 
 
+@runtime_checkable
 class VerifierFunction(Protocol):
     """How good is this output?"""
 
     def __call__(self, model_output: str, expected: Any, params: dict[str, Any]) -> float: ...
 
 
+@runtime_checkable
 class Metric(Protocol):
     """What one number do these rewards make? One inner list per task."""
 
@@ -224,12 +228,14 @@ class Transform(Protocol):
     def __call__(self, rows: list[Row]) -> list[Row]: ...
 
 
+@runtime_checkable
 class Deployer(Protocol):
     """How does this checkpoint get to where it is used?"""
 
     def deploy(self, checkpoint: str, *, metadata: dict[str, Any]) -> dict[str, Any]: ...
 
 
+@runtime_checkable
 class Agent(Protocol):
     """How does the model work on a task? (A harbor BaseAgent.)"""
 
@@ -237,6 +243,7 @@ class Agent(Protocol):
     async def run(self, instruction: str, environment: Any, context: Any) -> None: ...
 
 
+@runtime_checkable
 class Launcher(Protocol):
     """Where do the runs of an experiment execute?"""
 
@@ -249,6 +256,7 @@ class Launcher(Protocol):
         ...
 
 
+@runtime_checkable
 class Callback(Protocol):
     """Who wants to know? Every hook is optional; one that raises is reported and the others go on.
 
@@ -285,6 +293,7 @@ class KeptWeights:
     """False for weights that are saved only because the run was stopped at their step."""
 
 
+@runtime_checkable
 class Hooks(Protocol):
     """The loop's line to the outside; the runner fans it out to callbacks, progress and evaluators."""
 
@@ -320,12 +329,14 @@ class Hooks(Protocol):
         ...
 
 
+@runtime_checkable
 class Snapshot(Protocol):
     """Makes a sampler over the weights as they are now, when somebody needs one."""
 
     def __call__(self) -> Awaitable[SamplingClient]: ...
 
 
+@runtime_checkable
 class Renderer(Protocol):
     """The one way chat becomes tokens, for training and evaluation alike."""
 
@@ -357,6 +368,7 @@ class AgentSpec:
     """Arguments of its constructor; plain JSON, since harbor writes them down."""
 
 
+@runtime_checkable
 class FinishedRollouts(Protocol):
     """Which rollouts of this evaluation are done? Those that an interrupted process finished are not made again."""
 
@@ -367,6 +379,7 @@ class FinishedRollouts(Protocol):
         ...
 
 
+@runtime_checkable
 class RolloutEngine(Protocol):
     """What does the model do with these tasks?"""
 

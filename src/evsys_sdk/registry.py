@@ -61,6 +61,8 @@ class Registry:
 
         def decorate(target: T) -> T:
             with _lock:
+                if not _is_built_in(target):
+                    _load_built_ins()  # so that a taken name is refused here, not at the first look-up
                 self._add(name, target, yields)
             return target
 
@@ -75,7 +77,7 @@ class Registry:
                 return  # a project took the name before the built-in was loaded
             raise DuplicateKind(
                 f"{self.kind} {name!r} is already registered by {_describe(old.target)}; "
-                f"{_describe(target)} needs another name"
+                f"register {_describe(target)} under another name"
             )
         if inspect.isclass(target) and not callable(getattr(target, "name", None)):  # harbor's agents have name()
             target.name = name  # type: ignore[attr-defined]
@@ -128,6 +130,10 @@ def _same(old: Any, new: Any) -> bool:
         return getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
 
     return old is new or (place(old) == place(new) and "<locals>" not in place(new)[1] and place(new)[1] != "")
+
+
+def _is_built_in(target: Any) -> bool:
+    return str(getattr(target, "__module__", "")).startswith("evsys_sdk.")
 
 
 def _describe(target: Any) -> str:
@@ -229,7 +235,23 @@ def _check_signature(target: Any, params: dict[str, Any]) -> list[Problem]:
 
 
 _lock = threading.RLock()
+_built_ins_loaded = False
 _loaded = False
+
+
+def _load_built_ins() -> None:
+    """Import the modules of the built-in extensions once; they register themselves."""
+    global _built_ins_loaded
+    if _built_ins_loaded:
+        return
+    _built_ins_loaded = True  # before loading: a built-in may itself look something up
+    from evsys_sdk import _entry_points
+
+    try:
+        _entry_points.load_built_ins()
+    except BaseException:
+        _built_ins_loaded = False
+        raise
 
 
 def load_all() -> None:
@@ -244,7 +266,7 @@ def load_all() -> None:
         from evsys_sdk import _entry_points
 
         try:
-            _entry_points.load_built_ins()
+            _load_built_ins()
             _entry_points.load_third_party(REGISTRIES)
         except BaseException:
             _loaded = False
@@ -323,7 +345,7 @@ HAD_FOR = frozenset(["second", "minute", "hour", "dollar", "usd"])
 
 def lower_is_better(metric: str) -> bool:
     """Whether less of a metric is better: as its class says (`lower_is_better = True`), else by what its name counts:
-    `final_loss` losses, `tokens_per_task` tokens."""
+    `final_loss` losses, `tokens` tokens."""
     found = metrics.entries.get(metric)
     told = getattr(found.target, "lower_is_better", None) if found else None
     counted, _, each = metric.partition("_per_")
@@ -336,7 +358,9 @@ register_transform, get_transform, list_transforms = transforms.register, transf
 register_data_store, get_data_store, list_data_stores = data_stores.register, data_stores.get, data_stores.names
 register_log_store, get_log_store, list_log_stores = log_stores.register, log_stores.get, log_stores.names
 register_metric, get_metric, list_metrics = metrics.register, metrics.get, metrics.names
-register_verifier, get_verifier, list_verifiers = verifiers.register, verifiers.get, verifiers.names
+# A verifier comes as an `AdaptedVerifier`: it can be called as (model_output, expected, params), as
+# (completion, expected, **params) and by `verify`, whichever form it was written in; `.target` is what was registered.
+register_verifier, get_verifier, list_verifiers = verifiers.register, verifiers.adapted, verifiers.names
 register_verifier_fn = verifiers.register
 register_inference, get_inference, list_inference = inference.register, inference.get, inference.names
 register_callback, get_callback, list_callbacks = callbacks.register, callbacks.get, callbacks.names

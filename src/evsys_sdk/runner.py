@@ -7,6 +7,7 @@ between (bad rows, a backend that does not come up, a crash, Ctrl-C), a valid re
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from evsys_sdk import registry
 from evsys_sdk.asyncs import Interrupted
 from evsys_sdk.data.rows import LoadedRows
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, EvsysError, not_known
+from evsys_sdk.numbers import as_number
 from evsys_sdk.protocols import RunContext, RunResult, RunStatus
 from evsys_sdk.record.eval_data import in_order
 from evsys_sdk.record.run_dir import open_run_dir
@@ -200,8 +202,11 @@ def _merge(bench: Workbench, trained: Any, stage: str | None) -> RunResult:
         prefix + str(key): number for key, value in trained.metrics.items() if (number := as_number(value)) is not None
     }
     for key, value in trained.metrics.items():
-        if as_number(value) is None:
-            bench.record.warnings.append(f"metric {key!r} is no number but {type(value).__name__}, and was left out")
+        number = as_number(value)
+        if number is None:
+            bench.record.warnings.append(f"metric {key!r} is {type(value).__name__}, not a number; it was left out")
+        elif not math.isfinite(number):
+            bench.record.warnings.append(f"metric {key!r} is {number}; nothing can be judged by it")
     return RunResult(
         run_id=so_far.run_id,
         status=trained.status,
@@ -210,12 +215,3 @@ def _merge(bench: Workbench, trained: Any, stage: str | None) -> RunResult:
         error=trained.error,
         extras={**so_far.extras, **trained.extras},
     )
-
-
-def as_number(value: Any) -> float | None:
-    """`value` as a float (whole numbers stay whole); None for what is no number."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return None if isinstance(value, str) else value if isinstance(value, int) else number

@@ -11,7 +11,7 @@ from evsys_sdk.registry import list_metrics, metrics, register_metric
 
 TARGET = {"tool_slug": "GMAIL_SEND", "toolkit": "gmail"}
 BUILT_INS = [name for name in list_metrics() if metrics.entries[name].origin.startswith("evsys_sdk.")]
-ECONOMICS = {"cost_per_task", "time_per_task", "tokens_per_task"}  # what a try takes, whether it succeeds or not
+ECONOMICS = {"cost", "latency", "tokens"}  # what a try takes, whether it succeeds or not
 NAMES = [name for name in BUILT_INS if name not in ECONOMICS]
 NAMES += ["pass@1", "pass@2", "pass^1", "pass^2"]
 

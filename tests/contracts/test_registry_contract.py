@@ -54,7 +54,8 @@ def helper(verb, kind):
 
 def test_the_helpers_of_the_package_are_the_registry(kind):
     cls = helper("register", kind)("newcomer")(copy_of_anything())
-    assert helper("get", kind)("newcomer") is cls
+    found = helper("get", kind)("newcomer")
+    assert (found.target if kind == "verifier" else found) is cls  # a verifier comes in the one form that is called
     assert "newcomer" in helper("list", kind)()
     assert cls.name == "newcomer"
 

@@ -63,7 +63,7 @@ def test_a_projects_verifier_takes_the_place_of_a_built_in_that_yields():
     def exact_match(model_output, expected, params):
         return 0.125
 
-    assert get_verifier("exact_match") is exact_match
+    assert get_verifier("exact_match").target is exact_match
     assert run_verifier("exact_match", "yes", "yes", {}) == 0.125
 
 
@@ -84,5 +84,27 @@ def test_a_plain_class_without_a_base_is_a_verifier():
 )
 def test_a_plain_function_is_a_verifier(function):
     register_verifier("plain_function")(function)
-    assert get_verifier("plain_function") is function
+    assert get_verifier("plain_function").target is function
     assert run_verifier("plain_function", "x", None, {"anything": "goes"}) == 1.0
+
+
+@pytest.mark.parametrize("output", ["<answer>yes</answer>", "no"])
+@pytest.mark.parametrize("name", PURE)
+def test_get_verifier_answers_every_way_of_calling_one(name, output):
+    verifier, expected, params = get_verifier(name), EXPECTED.get(name), PARAMS.get(name, {})
+    rewards = [
+        verifier(output, expected, params),
+        verifier(output, expected, **params),
+        verifier(**params).verify(prompt="Yes?", completion=output, target=expected).reward,
+    ]
+    assert rewards == [run_verifier(name, output, expected, params)] * 3
+
+
+def test_the_params_of_a_verifier_reach_it_in_every_way_of_calling_it():
+    verifier, json_text = get_verifier("format_only"), '{"a": 1}'
+    assert verifier(json_text, None, {"format": "json"}) == 1.0
+    assert verifier(json_text, None, format="json") == 1.0
+    assert verifier(format="json").verify(prompt="", completion=json_text, target=None).reward == 1.0
+    assert verifier(json_text, None) == 0.0
+    with pytest.raises(VerifierFailed, match="formt"):
+        verifier(json_text, None, formt="json")

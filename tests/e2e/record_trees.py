@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-CLOCKS = frozenset(("ts", "step_seconds", "tokens_per_second", "seconds", "started", "time_per_task"))
+CLOCKS = frozenset(("ts", "step_seconds", "tokens_per_second", "seconds", "started", "latency"))
 NOT_COMPARED = ("attempts", "weights")
 """Earlier attempts; and weights, which are compared where a record names them."""
 

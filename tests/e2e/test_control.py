@@ -16,7 +16,7 @@ import pytest
 from evsys_sdk.record.launch_record import Launch, read_launch
 from evsys_sdk.record.progress import progress_in
 
-CLOCKS = {"ts", "step_seconds", "tokens_per_second", "seconds", "started", "time_per_task", "last_written"}
+CLOCKS = {"ts", "step_seconds", "tokens_per_second", "seconds", "started", "latency", "last_written"}
 
 
 @pytest.fixture

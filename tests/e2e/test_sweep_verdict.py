@@ -128,7 +128,7 @@ def test_a_crashed_arm_an_unscored_one_and_a_lucky_seed_are_told_for_what_they_a
 def _the_page_says_the_same(page, lines):
     assert "\n5 arms, 15 runs: 12 completed, 3 failed.\n" in page
     assert all(f"\n- {line}\n" in page for line in lines[:-1])  # but for where the record lies
-    assert "| lucky | completed | 3 | 0.667 [" in page and " | undecided, +0.167 [-0.550, +0.884] |" in page
+    assert "| lucky | completed | 3 | 0.667 [" in page and " | undecided, +16.7 points [-55.0, +88.4] |" in page
     assert "| crashes | failed | 0 of 3 | not ranked | - | - |" in page
     assert "\n- crashes, seeds 42, 43, 44: failed (the mock backend was told to fail at step 5 (" in page
     assert page.count("val/words was not scored (invalid: all 40 rollouts errored") == 1

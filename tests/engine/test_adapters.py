@@ -69,6 +69,7 @@ BAD = {
     ),
     "weights": ([datum(weights=ONES[:2])], "cross_entropy", r"weights has shape \(2,\), target_tokens has \(3,\)"),
     "nan": ([datum(weights=ONES * np.nan)], "cross_entropy", "weights has a value that is not finite"),
+    "soft without weights": ([datum(targets=np.ones((3, 2), int))], "cross_entropy", "inputs has no 'weights'"),
     "missing": ([datum(weights=ONES)], "ppo", "ppo does not read 'weights'"),
     "absent": ([datum(logprobs=ONES)], "ppo", "inputs has no 'advantages'; it has target_tokens, logprobs"),
     "unknown input": ([datum(weights=ONES, mask=ONES)], "cross_entropy", "does not read 'mask'; it reads weights"),
@@ -88,6 +89,14 @@ def test_a_bad_request_is_refused_and_changes_nothing(adapter, make_data, case):
         with pytest.raises(BadRequest, match=said.replace("datum 0", f"datum {len(good)}")):
             call(good + data, loss_fn)
     assert same(weights_of(adapter), weights) and same(gradients_of(adapter), gradients)
+
+
+def test_targets_alone_count_once_each(adapter):
+    plain = adapter.forward_backward([datum()], "cross_entropy").metrics["loss:sum"]
+    without = gradients_of(adapter)
+    adapter.optim_step(AdamSettings(learning_rate=0.0))
+    assert adapter.forward_backward([datum(weights=ONES)], "cross_entropy").metrics["loss:sum"] == plain
+    assert same(gradients_of(adapter), without)
 
 
 def test_a_bad_setting_of_a_loss_or_the_optimiser_changes_nothing(adapter, make_data):

@@ -6,7 +6,9 @@ that says more is still understood.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -120,7 +122,7 @@ class SamplingParams(BaseModel):
     seed: int | None = None
     stop: str | list[str] | list[int] | None = None
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    top_k: int = -1
+    top_k: int = Field(default=-1, ge=-1)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -141,11 +143,43 @@ class Sample(BaseModel):
 def read_body[Body: BaseModel](kind: type[Body], body: bytes) -> Body:
     """The body as a record; everything that is wrong with it at once otherwise."""
     try:
-        return kind.model_validate(json.loads(body or b"{}"))
+        return kind.model_validate(_read_json(body or b"{}"))
     except ValidationError as exc:
         raise BadRequest(_say(exc)) from exc
+
+
+def _read_json(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as exc:
         raise BadRequest(f"the body is not JSON: {exc}") from exc
+
+
+def _finite(text: str) -> float:
+    """Python reads NaN and Infinity, and 1e999 as infinity; JSON has neither, and no setting here may be either."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
+def read_call_number(body: bytes) -> tuple[str, int] | None:
+    """`(model_id, seq_id)` of a JSON body that was refused, as far as it can be read; None when it names none."""
+    try:
+        call = json.loads(body)
+        model_id, seq_id = call["model_id"], call["seq_id"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return (model_id, seq_id) if isinstance(model_id, str) and type(seq_id) is int else None
+
+
+def digest(operation: str, payload: bytes) -> str:
+    """Tells whether two requests under one number are the same request."""
+    return hashlib.sha256(operation.encode() + b"\0" + payload).hexdigest()
+
+
+def digest_body(body: BaseModel) -> str:
+    return digest(type(body).__name__, body.model_dump_json().encode())
 
 
 def read_adam(call: OptimStep) -> AdamSettings:

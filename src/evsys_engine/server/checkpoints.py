@@ -8,6 +8,7 @@ new server on the same folder knows them all.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from evsys_engine.types import BadRequest, EngineError
+
+logger = logging.getLogger("evsys_engine.server")
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 SCHEME = "tinker://"
@@ -113,12 +116,21 @@ class Checkpoints:
         _write_json(self.find(path) / MARKER, {**self.facts(path), "expires_at": expires})
 
     def runs(self) -> list[str]:
-        return sorted(entry.name for entry in self.folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
+        """Those that have a checkpoint."""
+        names = [entry.name for entry in self.folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name)]
+        return sorted(name for name in names if any(True for kind in KINDS for _ in self._names(name, kind)))
 
     def of_run(self, run: str) -> list[TinkerPath]:
         """Its checkpoints, the oldest first."""
-        found = [TinkerPath(run, kind, name) for kind in KINDS for name in self._names(run, kind)]
-        return sorted(found, key=lambda path: str(self.facts(path)["time"]))
+        times: dict[TinkerPath, str] = {}
+        for path in [TinkerPath(run, kind, name) for kind in KINDS for name in self._names(run, kind)]:
+            try:
+                times[path] = str(self.facts(path)["time"])
+            except UnknownCheckpoint:  # deleted since it was listed
+                continue
+            except (OSError, ValueError, KeyError) as exc:
+                logger.warning("%s is left out of the lists: its %s cannot be read: %s", path, MARKER, exc)
+        return sorted(times, key=lambda path: times[path])
 
     def describe(self, path: TinkerPath) -> dict[str, Any]:
         """As the protocol lists a checkpoint."""
@@ -128,14 +140,14 @@ class Checkpoints:
             "checkpoint_type": KINDS[path.kind],
             "tinker_path": str(path),
             "time": facts["time"],
-            "expires_at": facts["expires_at"],
+            "expires_at": facts.get("expires_at"),
             "size_bytes": sum(file.stat().st_size for file in self.find(path).rglob("*") if file.is_file()),
             "user_metadata": facts.get("user_metadata"),
         }
 
     def remove_expired(self) -> None:
         for path in [path for run in self.runs() for path in self.of_run(run)]:
-            expires = self.facts(path)["expires_at"]
+            expires = self.facts(path).get("expires_at")
             if expires and datetime.fromisoformat(expires) <= self._now():
                 self.delete(path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,21 @@ class Answer:
 
 
 def json_answer(value: Any) -> Answer:
-    return Answer(json.dumps(value).encode())
+    try:
+        return Answer(json.dumps(value, allow_nan=False).encode())
+    except ValueError:  # a norm of gradients that are not finite, for instance
+        return Answer(json.dumps(_with_named_floats(value), allow_nan=False).encode())
+
+
+def _with_named_floats(value: Any) -> Any:
+    """JSON has no NaN and no Infinity: they travel as strings, as in protobuf's JSON, which the client reads back."""
+    if isinstance(value, dict):
+        return {key: _with_named_floats(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_named_floats(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def failure(exc: BaseException) -> Answer:
@@ -49,6 +64,8 @@ class Promise:
     request_id: str
     session_id: str
     answer: asyncio.Future[Answer]
+    payload: str
+    """A digest of the request: the same id with another request is a mistake of the caller."""
     done_at: float = 0.0
     collected_at: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
@@ -70,8 +87,8 @@ class Futures:
     def get(self, request_id: str) -> Promise | None:
         return self._promises.get(request_id)
 
-    def make(self, request_id: str, session_id: str, **extra: Any) -> Promise:
-        promise = Promise(request_id, session_id, asyncio.get_running_loop().create_future(), extra=extra)
+    def make(self, request_id: str, session_id: str, payload: str, **extra: Any) -> Promise:
+        promise = Promise(request_id, session_id, asyncio.get_running_loop().create_future(), payload, extra=extra)
         self._promises[request_id] = promise
         return promise
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 
 from evsys_engine.server.checkpoints import UnknownCheckpoint
 from evsys_engine.server.futures import Answer, UnknownPromise, json_answer
+from evsys_engine.server.lanes import Conflict
 from evsys_engine.server.limits import Limits
 from evsys_engine.server.sessions import Gone, NotFound
 from evsys_engine.types import BadRequest
@@ -35,6 +36,8 @@ class Request:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes = b""
+    refused: HttpError | None = None
+    """Why the body was not read to its end; `body` is then its beginning."""
 
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -62,8 +65,10 @@ class Door:
                 raise HttpError(401, "this server needs its key: tinker.ServiceClient(api_key=...)")
             return
         # Without a key the only guard is that nobody else reaches this machine's loopback. A web page in a browser on
-        # this machine does: it sends an Origin, or has made its own name point here and sends that as Host.
-        if "origin" in headers or not is_loopback(_host_of(headers.get("host", "localhost"))):
+        # this machine does: it sends an Origin, or has made its own name point here and sends that as Host. A picture
+        # or a form of such a page comes without an Origin, but the browser says where it is from.
+        foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if foreign or "origin" in headers or not is_loopback(_host_of(headers.get("host", "localhost"))):
             raise HttpError(403, "requests from web pages are refused; start the server with a key to allow them")
 
 
@@ -99,30 +104,35 @@ class App:
     async def _answer(self, scope: Any, receive: Receive) -> Answer:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self._door.check(headers)
-        body = await self._read(headers, receive)
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        return await self._handler(Request(scope["method"], scope["path"], query, headers, body))
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                body, refused = await self._read(headers, receive)
+        except TimeoutError:
+            raise HttpError(408, "the body did not arrive in time; send the request again") from None
+        return await self._handler(Request(scope["method"], scope["path"], query, headers, body, refused))
 
-    async def _read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+    async def _read(self, headers: Mapping[str, str], receive: Receive) -> tuple[bytes, HttpError | None]:
+        """The body; of one that is refused, its beginning and the reason."""
         if "content-encoding" in headers:
-            raise HttpError(415, "compressed bodies are not read; client/config says so")
+            return b"", HttpError(415, "compressed bodies are not read; client/config says so")
+        protobuf = "x-protobuf" in headers.get("content-type", "")
+        most = self._limits.body_bytes if protobuf else min(self._limits.json_bytes, self._limits.body_bytes)
+        too_large = HttpError(413, f"a body may have {most} bytes; send fewer or shorter sequences")
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._limits.body_bytes:
-            raise self._too_large()
+        announced = int(length) if length.isdecimal() else most + 1
         parts: list[bytes] = []
         size, more = 0, True
         while more:
-            event = await receive()
+            async with asyncio.timeout(self._limits.pause_seconds):
+                event = await receive()
             if event["type"] == "http.disconnect":
                 raise HttpError(400, "the connection ended within the body")
             parts.append(event.get("body", b""))
             size, more = size + len(parts[-1]), event.get("more_body", False)
-            if size > self._limits.body_bytes:
-                raise self._too_large()
-        return b"".join(parts)
-
-    def _too_large(self) -> HttpError:
-        return HttpError(413, f"a body may have {self._limits.body_bytes} bytes; send fewer or shorter sequences")
+            if max(size, announced) > most:
+                return parts[0], too_large
+        return b"".join(parts), None
 
 
 def _as_http_error(exc: Exception) -> HttpError:
@@ -135,6 +145,8 @@ def _as_http_error(exc: Exception) -> HttpError:
         return HttpError(410, str(exc))
     if isinstance(exc, NotFound | UnknownCheckpoint):
         return HttpError(404, str(exc))
+    if isinstance(exc, Conflict):
+        return HttpError(409, str(exc))
     if isinstance(exc, BadRequest):
         return HttpError(400, str(exc))
     logger.exception("a request failed", exc_info=exc)

@@ -9,6 +9,14 @@ from dataclasses import dataclass
 class Limits:
     body_bytes: int = 64 * 2**20
     """Of one request; the client cuts training batches into pieces of 5 MB by itself."""
+    json_bytes: int = 8 * 2**20
+    """Of one request in JSON: a prompt of half a million tokens."""
+    head_seconds: float = 20.0
+    """For the head of a request to arrive."""
+    pause_seconds: float = 30.0
+    """Between two pieces of a body."""
+    body_seconds: float = 300.0
+    """For a whole body."""
     tensor_elements: int = 2**26
     """Of one tensor after sparse ones are spread out."""
     poll_seconds: float = 25.0

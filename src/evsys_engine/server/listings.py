@@ -5,10 +5,11 @@ In: a request. Out: the protocol's descriptions, made from the checkpoints' fold
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from evsys_engine.server import bodies
-from evsys_engine.server.checkpoints import TinkerPath
+from evsys_engine.server.checkpoints import TinkerPath, UnknownCheckpoint
 from evsys_engine.server.http import Request
 from evsys_engine.server.service import Service
 from evsys_engine.server.sessions import Model, NotFound
@@ -67,7 +68,10 @@ class Listings:
     async def training_runs(self, request: Request) -> dict[str, Any]:
         runs = sorted({*self._living(), *await self._service.in_worker(self._store.runs)})
         page, cursor = _page(request, runs, 20)
-        described = [await self._service.in_worker(self._describe, run, self._living().get(run)) for run in page]
+        described = []
+        for run in page:
+            with suppress(NotFound, UnknownCheckpoint):  # its last checkpoint was deleted since it was listed
+                described.append(await self._service.in_worker(self._describe, run, self._living().get(run)))
         return {"training_runs": described, "cursor": cursor}
 
     async def training_run(self, _: Request, run: str) -> dict[str, Any]:
@@ -95,7 +99,11 @@ class Listings:
         return {name: model for session in self._service.sessions.all() for name, model in session.models.items()}
 
     def _checkpoints(self, runs: list[str]) -> list[dict[str, Any]]:
-        return [self._store.describe(path) for run in runs for path in self._store.of_run(run)]
+        found = []
+        for path in [path for run in runs for path in self._store.of_run(run)]:
+            with suppress(UnknownCheckpoint, FileNotFoundError):  # deleted since it was listed
+                found.append(self._store.describe(path))
+        return found
 
     def _describe(self, run: str, model: Model | None) -> dict[str, Any]:
         paths = self._store.of_run(run)

@@ -10,13 +10,18 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from evsys_engine.server import bodies
+from evsys_engine.server import bodies, wire
+from evsys_engine.server.checkpoints import KINDS
 from evsys_engine.server.futures import Answer, json_answer
 from evsys_engine.server.http import HttpError, Request
 from evsys_engine.server.listings import Listings
 from evsys_engine.server.service import Service
+from evsys_engine.types import BadRequest
 
 PREFIX = "/api/v1/"
+
+READ_AT_ONCE = 2**16
+"""Bytes of JSON; more are read on a thread, so that other callers are answered meanwhile."""
 
 Operation = Callable[..., Awaitable[dict[str, Any]]]
 
@@ -30,12 +35,30 @@ class Routes:
         self._patterns = _patterns(service)
 
     async def __call__(self, request: Request) -> Answer:
+        try:
+            if request.refused is not None:
+                raise request.refused
+            return await self._answer(request)
+        except (HttpError, BadRequest):
+            self._free_number(request)
+            raise
+
+    def _free_number(self, request: Request) -> None:
+        """A numbered call that is answered with an error must not hold up the calls behind it."""
+        is_protobuf = "x-protobuf" in request.headers.get("content-type", "")
+        call = wire.read_call_number(request.body) if is_protobuf else bodies.read_call_number(request.body)
+        if call is not None:
+            self._service.refuse_call(*call)
+
+    async def _answer(self, request: Request) -> Answer:
         if not request.path.startswith(PREFIX):
             raise HttpError(404, f"{request.path} is not a path of this server; all begin with {PREFIX}")
         path = request.path.removeprefix(PREFIX)
         if request.method == "POST" and path in self._posts:
             kind, operation = self._posts[path]
-            return json_answer(await operation(bodies.read_body(kind, request.body)))
+            if len(request.body) < READ_AT_ONCE:
+                return json_answer(await operation(bodies.read_body(kind, request.body)))
+            return json_answer(await operation(await self._service.in_worker(bodies.read_body, kind, request.body)))
         if (request.method, path) == ("POST", "forward_backward"):
             return await self._forward_backward(request)
         if (request.method, path) == ("POST", "retrieve_future"):
@@ -43,7 +66,7 @@ class Routes:
         for method, pattern, operation in self._patterns:
             if method == request.method and (match := pattern.fullmatch(path)):
                 return json_answer(await operation(request, **match.groupdict()))
-        raise HttpError(404, f"{request.method} {request.path} is not offered by this server")
+        raise _not_offered(request.method, path)
 
     async def _forward_backward(self, request: Request) -> Answer:
         if "x-protobuf" not in request.headers.get("content-type", ""):
@@ -96,6 +119,16 @@ def _patterns(service: Service) -> list[tuple[str, re.Pattern[str], Operation]]:
         ("PUT", f"{checkpoint}/ttl", listings.set_ttl),
     ]
     return [(method, re.compile(pattern), operation) for method, pattern, operation in table]
+
+
+def _not_offered(method: str, path: str) -> HttpError:
+    bare = re.fullmatch(r"training_runs/(?P<run>[^/]+)/checkpoints/(?P<name>[^/]+)(?P<rest>/ttl)?", path)
+    if bare and (method, bool(bare["rest"])) in (("DELETE", False), ("PUT", True)):
+        ids = " or ".join(f"{kind}/{bare['name']}" for kind in KINDS)
+        return HttpError(
+            400, f"checkpoint id {bare['name']!r} does not name its kind; use {ids}, as list_checkpoints does"
+        )
+    return HttpError(404, f"{method} {PREFIX}{path} is not offered by this server")
 
 
 async def _client_config(_: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evsys_engine.http_protocol import timed_protocol
 from evsys_engine.server.checkpoints import Checkpoints
 from evsys_engine.server.http import App, Door, is_loopback
 from evsys_engine.server.limits import LIMITS, Limits
@@ -135,7 +136,7 @@ async def _serve(
     listener = _listen(address)
     service = Service(engine, Checkpoints(checkpoints), limits)
     app = App(Routes(service), Door(address.key), limits)
-    server = _uvicorn_server(app)
+    server = _uvicorn_server(app, limits)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     sweeping = asyncio.create_task(_sweep(service))
     try:
@@ -190,7 +191,7 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _uvicorn_server(app: App) -> Any:
+def _uvicorn_server(app: App, limits: Limits) -> Any:
     try:
         uvicorn = importlib.import_module("uvicorn")
     except ImportError as exc:
@@ -202,6 +203,7 @@ def _uvicorn_server(app: App) -> Any:
 
     config = uvicorn.Config(
         app,
+        http=timed_protocol(limits.head_seconds),
         lifespan="off",
         log_config=None,
         log_level="warning",

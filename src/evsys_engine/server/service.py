@@ -12,15 +12,18 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from evsys_engine.server import bodies, wire
 from evsys_engine.server.checkpoints import Checkpoints, TinkerPath, check_name
 from evsys_engine.server.futures import Answer, Futures, Promise, json_answer
-from evsys_engine.server.lanes import Job, Lane
+from evsys_engine.server.lanes import Conflict, Job, Lane
 from evsys_engine.server.limits import LIMITS, Limits
 from evsys_engine.server.naming import Naming
 from evsys_engine.server.samplers import Samplers
@@ -78,7 +81,7 @@ class Service:
         if body.optimizer_config.type != "adamw":
             raise BadRequest(f"optimizer {body.optimizer_config.type!r} is not offered here; adamw is")
         model_id = f"{session.session_id}-train-{body.model_seq_id}"
-        return self._promised(session, f"{model_id}/create", lambda: self._create(session, model_id, body))
+        return self._promised(session, f"{model_id}/create", body, lambda: self._create(session, model_id, body))
 
     async def _create(self, session: Session, model_id: str, body: bodies.CreateModel) -> Answer:
         if model_id not in session.models:  # asked for again after its first answer was forgotten
@@ -110,7 +113,7 @@ class Service:
 
     async def unload_model(self, body: bodies.ModelCall) -> dict[str, Any]:
         model = self.sessions.model(body.model_id)
-        return self._promised(model.session, f"{model.model_id}/unload", lambda: self._unload(model))
+        return self._promised(model.session, f"{model.model_id}/unload", body, lambda: self._unload(model))
 
     async def _unload(self, model: Model) -> Answer:
         model.session.models.pop(model.model_id, None)
@@ -121,9 +124,9 @@ class Service:
     # Training
 
     async def forward_backward(self, body: bytes) -> dict[str, Any]:
-        request = await self.in_worker(wire.parse_training_request, body)
+        request, payload = await self.in_worker(_parse_training_request, body)
         model = self.sessions.model(request.model_id)
-        return self._in_turn(model, request.seq_id, lambda: self.in_worker(self._loss, model, request))
+        return self._in_turn(model, request.seq_id, payload, lambda: self.in_worker(self._loss, model, request))
 
     def _loss(self, model: Model, request: Any) -> Answer:
         data, config = wire.read_training_data(request, self.limits.tensor_elements)
@@ -139,7 +142,7 @@ class Service:
             metrics = await self.in_worker(model.adapter.optim_step, bodies.read_adam(body))
             return json_answer({"metrics": metrics})
 
-        return self._in_turn(model, body.seq_id, step)
+        return self._in_turn(model, body.seq_id, bodies.digest_body(body), step)
 
     # Weights
 
@@ -150,7 +153,7 @@ class Service:
             path = await self.in_worker(self._save, model, "weights", model.adapter.save_state, body)
             return json_answer({"type": "save_weights", "path": path})
 
-        return self._in_turn(model, body.seq_id, save)
+        return self._in_turn(model, body.seq_id, bodies.digest_body(body), save)
 
     async def save_weights_for_sampler(self, body: bodies.SaveForSampler) -> dict[str, Any]:
         model = self.sessions.model(body.model_id)
@@ -162,7 +165,7 @@ class Service:
             path = await self.in_worker(self._save, model, "sampler_weights", model.adapter.save_weights, body)
             return json_answer({"type": "save_weights_for_sampler", "path": path})
 
-        return self._in_turn(model, body.seq_id, save)
+        return self._in_turn(model, body.seq_id, bodies.digest_body(body), save)
 
     def _save(self, model: Model, kind: str, write: Callable[[Path], None], body: bodies.SaveWeights) -> str:
         name = secrets.token_hex(4) if body.path is None else body.path
@@ -197,7 +200,7 @@ class Service:
             await self.in_worker(self._load, model, body)
             return json_answer({"type": "load_weights", "path": body.path, "model_id": model.model_id})
 
-        return self._in_turn(model, body.seq_id, load)
+        return self._in_turn(model, body.seq_id, bodies.digest_body(body), load)
 
     def _load(self, model: Model, body: bodies.LoadWeights) -> None:
         path = TinkerPath.parse(body.path)
@@ -211,7 +214,10 @@ class Service:
     async def create_sampling_session(self, body: bodies.CreateSamplingSession) -> dict[str, Any]:
         session = self.sessions.get(body.session_id)
         sampler_id = _sampler_id(session, body.sampling_session_seq_id)
-        if sampler_id not in session.samplings:
+        known = session.samplings.get(sampler_id)
+        if known is not None and not known.unnamed and known.model_path != body.model_path:
+            raise Conflict(f"{sampler_id} samples from {known.model_path or 'the base model'}; use the next number")
+        if known is None:
             folder = await self.in_worker(self._folder_to_sample, body)
             session.samplings[sampler_id] = Sampling(
                 sampler_id=sampler_id, session=session, folder=folder, model_path=body.model_path
@@ -240,29 +246,45 @@ class Service:
             return Answer(packed, wire.PROTOBUF)
 
         sequence_ids = [f"{request_id}/{row}" for row in range(body.num_samples)]
-        return self._promised(sampling.session, request_id, sample, sample_sequence_ids=sequence_ids)
+        return self._promised(sampling.session, request_id, body, sample, sample_sequence_ids=sequence_ids)
 
     # Promises
 
     def _promised(
-        self, session: Session, request_id: str, work: Callable[[], Awaitable[Answer]], **extra: Any
+        self, session: Session, request_id: str, body: BaseModel, work: Callable[[], Awaitable[Answer]], **extra: Any
     ) -> dict[str, Any]:
         """Begin at once. The same request sent again is the same promise."""
-        promise = self.futures.get(request_id)
+        payload = bodies.digest_body(body)
+        promise = self._known(request_id, payload)
         if promise is None:
-            promise = self.futures.make(request_id, session.session_id, **extra)
+            promise = self.futures.make(request_id, session.session_id, payload, **extra)
             self.futures.start(promise, work())
         return _ticket(promise)
 
-    def _in_turn(self, model: Model, seq_id: int | None, work: Callable[[], Awaitable[Answer]]) -> dict[str, Any]:
-        """Begin when every earlier call of the model is done."""
+    def _in_turn(
+        self, model: Model, seq_id: int | None, payload: str, work: Callable[[], Awaitable[Answer]]
+    ) -> dict[str, Any]:
+        """Begin when every earlier call of the model is done. The same call sent again is the same promise."""
         number = model.lane.number(seq_id)
         request_id = f"{model.model_id}/{number}"
         if model.lane.has_seen(number):
+            self._known(request_id, payload)
             return {"request_id": request_id, "model_id": model.model_id}
-        promise = self.futures.make(request_id, model.session.session_id, model_id=model.model_id)
+        promise = self.futures.make(request_id, model.session.session_id, payload, model_id=model.model_id)
         model.lane.put(number, Job(promise, work))
         return _ticket(promise)
+
+    def _known(self, request_id: str, payload: str) -> Promise | None:
+        """The promise with this id, which must be that of the same request."""
+        promise = self.futures.get(request_id)
+        if promise is not None and promise.payload != payload:
+            raise Conflict(f"{request_id} is the number of a different request; send this one under the next number")
+        return promise
+
+    def refuse_call(self, model_id: str, seq_id: int) -> None:
+        """A call was answered with an error before it could wait for its turn: the next one does not wait for it."""
+        with suppress(BadRequest):  # of no model here
+            self.sessions.model(model_id).lane.refuse(seq_id)
 
     # Housekeeping
 
@@ -300,6 +322,12 @@ class Service:
 
 def _sampler_id(session: Session, number: int) -> str:
     return f"{session.session_id}-sample-{number}"
+
+
+def _parse_training_request(body: bytes) -> tuple[Any, str]:
+    """The request and the digest of its payload."""
+    request = wire.parse_training_request(body)
+    return request, bodies.digest("forward_backward", request.SerializeToString(deterministic=True))
 
 
 def _ticket(promise: Promise) -> dict[str, Any]:

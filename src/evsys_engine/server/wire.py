@@ -35,6 +35,24 @@ def parse_training_request(body: bytes) -> Any:
     return request
 
 
+def read_call_number(body: bytes) -> tuple[str, int] | None:
+    """`(model_id, seq_id)` of a training request that was refused, even if only its beginning was read.
+
+    The two are fields 1 and 2, and every protobuf library writes fields in the order of their numbers.
+    """
+    if len(body) < 2 or body[0] != 0x0A or body[1] >= 0x80:  # field 1, a string of less than 128 bytes
+        return None
+    end = 2 + body[1]
+    if body[end : end + 1] != b"\x10":  # field 2, a varint: 7 bits per byte, the lowest first
+        return None
+    number = 0
+    for place, byte in enumerate(body[end + 1 : end + 6]):
+        number |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return body[2:end].decode("utf-8", "replace"), number
+    return None
+
+
 def read_training_data(request: Any, max_elements: int) -> tuple[list[TrainingDatum], dict[str, float]]:
     """The batch and the loss settings of a request."""
     data = [_read_datum(datum, index, max_elements) for index, datum in enumerate(request.data)]

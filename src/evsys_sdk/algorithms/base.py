@@ -32,7 +32,7 @@ class LoopParams(Params):
     learning_rate: float = Field(default=1e-4, gt=0)
     num_epochs: int = Field(default=1, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
-    """Alone: the number of steps, however many epochs that takes. Beside `num_epochs`: whichever is reached first."""
+    """The number of steps, however many epochs that takes; wins over `num_epochs`."""
     batch_size: int = Field(default=8, ge=1)
     """Rows per forward/backward call."""
     grad_accumulation: int = Field(default=1, ge=1)
@@ -69,12 +69,9 @@ class LoopParams(Params):
 
     def planned_steps(self, per_epoch: int | None) -> int | None:
         """Steps this recipe asks for; None when it names neither steps nor an amount of data."""
-        by_epochs = None if per_epoch is None else per_epoch * self.num_epochs
-        if self.max_steps is None:
-            return by_epochs
-        if by_epochs is None or "num_epochs" not in self.model_fields_set:
+        if self.max_steps is not None:
             return self.max_steps
-        return min(self.max_steps, by_epochs)
+        return None if per_epoch is None else per_epoch * self.num_epochs
 
 
 class BaseAlgorithm(ABC):

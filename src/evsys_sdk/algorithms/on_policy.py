@@ -76,12 +76,16 @@ class OnPolicyAlgorithm(BaseAlgorithm):
     def read_rows(self, rows: Any) -> list[Prompt]:
         """The training rows as prompts."""
 
+    def usable(self, prompts: list[Prompt]) -> list[Prompt]:
+        """Of the training rows, those that this model can be trained on; what is left out must be said."""
+        return prompts
+
     def check_rows(self, rows: list[Row]) -> None:
         self.read_rows(rows)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         self.engine = _engine_of(ctx)
-        self.prompts = self.read_rows(ctx.extras.get("train_rows"))
+        self.prompts = self.usable(self.read_rows(ctx.extras.get("train_rows")))
         size = self.cfg.batch_size * self.cfg.grad_accumulation
         self.order = RowOrder(len(self.prompts), batch_size=size, seed=ctx.seed)
         self.last_step = self._plan(ctx).total_steps

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams, by_task
 from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import DataError
+from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import RunContext, Turn
 from evsys_sdk.registry import register_algorithm
 from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, SamplingClient, TrainingService, let_go
@@ -50,6 +51,9 @@ class SDFT(OnPolicyAlgorithm):
         """What the teacher is asked in the place of the question."""
         num_samples: int = Field(default=1, ge=1)
         """Rollouts per prompt and step."""
+        max_length: int = Field(default=2048, ge=2)
+        """Tokens of the teacher's prompt, demonstration included, and an answer of `max_tokens`; rows that need more,
+        or more than the model's context, are left out, counted and named."""
 
         @field_validator("demonstration_template")
         @classmethod
@@ -82,6 +86,23 @@ class SDFT(OnPolicyAlgorithm):
             if not prompt.answer:
                 raise DataError(f"row {prompt.task.task_id} shows no answer, and sdft needs one as demonstration")
         return prompts
+
+    def usable(self, prompts: list[Prompt]) -> list[Prompt]:
+        context = getattr(self.service, "context_length", None) or self.cfg.max_length
+        room = min(self.cfg.max_length, context)
+        kept = [each for each in prompts if len(self.teacher_prompt(each)) + self.cfg.max_tokens <= room]
+        fits = {each.task.task_id for each in kept}
+        dropped = [each.task.task_id for each in prompts if each.task.task_id not in fits]
+        self.totals["rows_dropped"] = float(len(dropped))
+        if dropped:
+            self.notes["dropped_rows"] = dropped
+            limit = f"max_length {room}" if room == self.cfg.max_length else f"the model's context of {room} tokens"
+            said = f"{len(dropped)} demonstrations do not fit into {limit} with an answer of {self.cfg.max_tokens}"
+            if not kept:
+                raise DataError(f"no row is left to train on: {said}; shorten them, or lower max_tokens")
+            more = f" and {len(dropped) - 20} more" if len(dropped) > 20 else ""
+            get_logger(__name__).warning("%s; left out: %s%s", said, ", ".join(dropped[:20]), more)
+        return kept
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         await super().setup(ctx, backend)

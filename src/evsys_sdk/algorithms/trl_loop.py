@@ -22,7 +22,7 @@ from evsys_sdk.errors import BackendError, blame, need, not_known
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import KeptWeights, RunContext, RunResult
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.loop import Loop, LoopPlan, Weights
+from evsys_sdk.training.loop import LoopPlan, TrainingLoop, Weights
 from evsys_sdk.training.render import renderer_of
 from evsys_sdk.training.stepped_trainer import SteppedTrainer
 
@@ -75,7 +75,7 @@ class TrlAlgorithm(BaseAlgorithm):
             lambda callback: self._quiet(self.make_trainer(copy.model, service.engine.tokenizer, settings, callback)),
             f"{self.name}: TRL's trainer",
         )
-        loop = TrlLoop(self, copy, service, ctx, plan, self.clock)
+        loop = TrlLoop(self, copy, service, ctx, plan, clock=self.clock)
         loop.stepped = stepped
         try:
             result = await loop.run()
@@ -116,7 +116,7 @@ class TrlAlgorithm(BaseAlgorithm):
         return trainer
 
 
-class TrlLoop(Loop):
+class TrlLoop(TrainingLoop):
     """The training loop, where a step is TRL's."""
 
     stepped: SteppedTrainer

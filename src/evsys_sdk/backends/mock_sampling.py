@@ -21,6 +21,8 @@ from evsys_sdk.surface import ModelInput, SampledSequence, SampleOutput, Samplin
 from evsys_sdk.training.losses import read_tokens
 
 DRAWS_AT_ONCE = 64
+COLDEST = float(np.finfo(np.float32).tiny)
+"""Below this temperature the likeliest token is taken, as at 0: dividing by 1e-320 gives NaN."""
 _LONGEST_MARK = max(map(len, SPECIALS))
 
 
@@ -97,7 +99,7 @@ def _check(count: int, params: SamplingParams) -> None:
     wrong = {
         f"num_samples is {count}": count < 1,
         f"max_tokens is {params.max_tokens}": params.max_tokens < 1,
-        f"temperature is {params.temperature}": not params.temperature >= 0,
+        f"temperature is {params.temperature}": not 0 <= params.temperature < float("inf"),
         f"top_p is {params.top_p}": not 0 < params.top_p <= 1,
     }
     for what, is_wrong in wrong.items():
@@ -146,7 +148,7 @@ def draw(model: TableModel, prompt: Array, count: int, params: SamplingParams) -
 
 
 def _choose(logp: Array, draws: Array, params: SamplingParams) -> Array:
-    if params.temperature == 0:
+    if params.temperature < COLDEST:
         return logp.argmax(axis=1)
     scaled = logp.astype(np.float64) / params.temperature
     weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))

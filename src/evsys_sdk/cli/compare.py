@@ -37,7 +37,7 @@ def compare_experiments(args: argparse.Namespace) -> int:
     from evsys_sdk.running.comparing import compare
 
     with prints_to_stderr():
-        _import_metrics(args.imports)
+        import_metrics(args.imports)
         found = compare(args.experiments, open_history(args), metric=args.metric)
     if args.json:
         from evsys_sdk.cli.data import print_json
@@ -48,7 +48,7 @@ def compare_experiments(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _import_metrics(names: list[str]) -> None:
+def import_metrics(names: list[str]) -> None:
     """The project may have metrics of its own; without them the rest can still be compared."""
     from evsys_sdk.cli.suites import import_extensions
     from evsys_sdk.errors import EvsysError

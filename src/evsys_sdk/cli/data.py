@@ -98,7 +98,7 @@ def add_file(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**_plain(workspace, entry), "new": new})
         return EXIT_OK
-    print(f"{'added' if new else 'already there'}: {kind} {entry.name} v{entry.version}, {count_rows(entry.rows)}")
+    print(f"{'added' if new else 'already there'}: {kind} {entry.name} v{entry.version}, {count_rows(entry.n_rows)}")
     print(f"id: {entry.id}")
     newest = workspace.get(entry.name, kind)
     if newest.version > entry.version:
@@ -196,13 +196,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _cells(entry: Manifest) -> list[str]:
     size, added = format_size(entry.bytes), entry.lineage.created_at
-    return [entry.name, f"v{entry.version}", entry.kind, str(entry.rows), size, added, entry.id]
+    return [entry.name, f"v{entry.version}", entry.kind, str(entry.n_rows), size, added, entry.id]
 
 
 def _plain(workspace: Workspace, entry: Manifest) -> dict[str, Any]:
-    from dataclasses import asdict
+    from evsys_sdk.data.manifest import manifest_data
 
-    return {**asdict(entry), "path": str(workspace.path(entry))}
+    return {**manifest_data(entry), "path": str(workspace.path(entry))}
 
 
 def _text(value: Any) -> str:

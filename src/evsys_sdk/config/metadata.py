@@ -5,6 +5,7 @@ In: the `metadata` block of the YAML. Out: `Metadata` and its parts; keys that n
 
 from __future__ import annotations
 
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
@@ -210,8 +211,23 @@ class Metadata(Strict):
     def __contains__(self, key: object) -> bool:
         return key in type(self).model_fields or key in (self.model_extra or {})
 
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]  # pydantic's own gives pairs
+        return iter([*type(self).model_fields, *(self.model_extra or {})])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
     def get(self, key: str, default: Any = None) -> Any:
         return getattr(self, key) if key in self else default
+
+    def keys(self) -> KeysView[str]:
+        return KeysView(self)
+
+    def values(self) -> ValuesView[Any]:
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[str, Any]:
+        return ItemsView(self)
 
     @model_validator(mode="after")
     def _distinct_benchmarks(self) -> Metadata:
@@ -220,3 +236,6 @@ class Metadata(Strict):
         if twice:
             raise ValueError(f"benchmark entries need distinct names per split; twice: {', '.join(twice)}")
         return self
+
+
+Mapping.register(Metadata)

@@ -25,8 +25,8 @@ from evsys_sdk.protocols import Row
 SAMPLE_ROWS = 5_000
 MAX_LEAKS = 50
 WORDS: dict[Kind, str] = {
-    "exact": "word for word",
-    "normalised": "but for case, punctuation or spaces",
+    "exact": "verbatim",
+    "normalised": "up to case, punctuation or spaces",
     "numbers": "with other numbers",
     "ngram": "in part",
 }
@@ -94,32 +94,32 @@ class Audit:
 
     @property
     def text(self) -> str:
-        """`3 of 40 tasks of val/tools stand in 5 of 200 training rows: 2 word for word, 1 with other numbers`."""
+        """`3 of 40 val/tools tasks appear in 5 of 200 training rows (2 verbatim, 1 with other numbers)`."""
         if self.clean:
             alike = f", but {self.templated} of {self.n_tasks} share a template with rows" if self.templated else ""
-            return f"no task of {self.benchmark} found in {self.n_rows} training rows{alike}"
+            return f"no {self.benchmark} task found in {self.n_rows} training rows{alike}"
         kinds = ", ".join(f"{count} {WORDS[kind]}" for kind in WORDS if (count := self.kinds.get(kind)))
         first = self.leaks[0]
-        stand = "stands" if self.tasks == 1 else "stand"
+        appear = "appears" if self.tasks == 1 else "appear"
         return (
-            f"{self.tasks} of {self.n_tasks} tasks of {self.benchmark} {stand} in {self.rows} of {self.n_rows} "
-            f"training rows: {kinds} (first: task {shorten(first.task_id)} in row {first.row})"
+            f"{self.tasks} of {self.n_tasks} {self.benchmark} tasks {appear} in {self.rows} of {self.n_rows} "
+            f"training rows ({kinds}; first: task {shorten(first.task_id)} in row {first.row})"
         )
 
     @property
     def note(self) -> str:
-        """What a user should hear of though it is not counted: rows and tasks from one template, shared prompts."""
+        """What a user should know though it is not counted: rows and tasks from one template, shared prompts. Empty
+        where there is neither."""
         told = []
         if self.templated:
             told.append(
-                f"{self.templated_rows} of {self.n_rows} training rows follow the same template as {self.templated} "
-                f"of {self.n_tasks} tasks of {self.benchmark}, with other numbers or words: whether they are copies "
-                "cannot be told, and they are not counted as leakage"
+                f"{self.templated} of {self.n_tasks} {self.benchmark} tasks share a template with "
+                f"{self.templated_rows} of {self.n_rows} training rows, so copies cannot be told from new instances"
             )
         if self.shared:
+            appear = "appears" if self.shared == 1 else "appear"
             told.append(
-                f"{self.shared} of {self.n_tasks} tasks of {self.benchmark} stand in a prompt or a greeting that many "
-                "training rows share: not counted as leakage"
+                f"{self.shared} of {self.n_tasks} {self.benchmark} tasks {appear} in a prompt that many rows share"
             )
         return "; ".join(told)
 

@@ -28,7 +28,7 @@ LONGEST_NAME = 80
 _MINTED = re.compile(r"-v\d+-[0-9a-f]{8}$")
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,149}")
 _REQUIRED: dict[str, type] = {
-    "id": str, "name": str, "version": int, "kind": str, "rows": int, "bytes": int, "sha256": str, "lineage": dict,
+    "id": str, "name": str, "version": int, "kind": str, "n_rows": int, "bytes": int, "sha256": str, "lineage": dict,
 }  # fmt: skip
 # A file changed within one tick of the kernel's clock keeps its time stamps, so fresh ones prove nothing yet.
 _STAMPS_SETTLE_NS = 1_000_000_000
@@ -58,6 +58,11 @@ class Lineage:
     who: str = ""
     note: str = ""
 
+    @property
+    def transforms_sha256(self) -> str:
+        """Of the transform chain: equal for equal names and params in the same order."""
+        return hashlib.sha256(json.dumps(self.transforms, sort_keys=True, default=str).encode()).hexdigest()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -67,7 +72,7 @@ class Manifest:
     name: str
     version: int
     kind: Kind
-    rows: int
+    n_rows: int
     bytes: int
     sha256: str
     """Of the stored JSONL file."""
@@ -126,10 +131,17 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     return Manifest(**{key: data[key] for key in _REQUIRED if key != "lineage"}, lineage=lineage)
 
 
+def manifest_data(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as plain data: what its file holds and `evsys data --json` prints."""
+    data = dataclasses.asdict(manifest)
+    data["lineage"]["transforms_sha256"] = manifest.lineage.transforms_sha256
+    return data
+
+
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Vouch for the data file, which must already be in place."""
     with whole_file(path) as handle:
-        handle.write(to_json(dataclasses.asdict(manifest), indent=2).encode() + b"\n")
+        handle.write(to_json(manifest_data(manifest), indent=2).encode() + b"\n")
         os.fchmod(handle.fileno(), 0o444)
 
 
@@ -168,8 +180,8 @@ def fault_of(manifest: Manifest, path: Path, *, thorough: bool = True) -> str | 
         return f"its data file cannot be read ({exc.strerror})"
     if found.sha256 != manifest.sha256:
         return f"its data file was changed: sha256 {found.sha256[:12]}, the manifest says {manifest.sha256[:12]}"
-    if found.rows != manifest.rows:
-        return f"its data file has {found.rows} rows and the manifest says {manifest.rows}"
+    if found.rows != manifest.n_rows:
+        return f"its data file has {found.rows} rows and the manifest says {manifest.n_rows}"
     return None
 
 

@@ -100,6 +100,10 @@ def _stream(transform: Any, rows: Iterable[Row], what: str) -> Iterator[Row]:
 def _call(transform: Any, rows: list[Row], what: str) -> list[Row]:
     with blame(DataError, what):
         out = transform(rows)
+        # A generator runs here, inside the boundary: what it raises is this transform's fault. A mapping or a text can
+        # be iterated too, and is not rows.
+        if isinstance(out, Iterable) and not isinstance(out, list | dict | str | bytes):
+            out = list(out)
     if not isinstance(out, list):
         raise _not_rows(what, f"it is {shorten(repr(out))}")
     for index, row in enumerate(out):
@@ -109,7 +113,7 @@ def _call(transform: Any, rows: list[Row], what: str) -> list[Row]:
 
 
 def _not_rows(what: str, found: str) -> DataError:
-    return DataError(f"{what} must return a list of mappings; {found}")
+    return DataError(f"{what} must return rows (a list or a generator of mappings); {found}")
 
 
 @contextmanager

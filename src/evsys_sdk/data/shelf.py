@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from evsys_sdk.atomic import make_folder
 from evsys_sdk.data.manifest import (
     Contents,
     Kind,
@@ -105,8 +106,8 @@ class Shelf:
         """Put `lines` here under the lock; content other than the manifest expects leaves nothing."""
 
         def check(found: Contents) -> None:
-            if found.rows != manifest.rows:
-                raise WorkspaceError(f"{what}: {found.rows} rows came and {manifest.rows} were announced; none kept")
+            if found.rows != manifest.n_rows:
+                raise WorkspaceError(f"{what}: {found.rows} rows came and {manifest.n_rows} were announced; none kept")
             if manifest.sha256 and found.sha256 != manifest.sha256:
                 raise WorkspaceError(f"{what}: the content is not the one announced (sha256 differs); nothing kept")
 
@@ -120,7 +121,7 @@ class Shelf:
     def locked(self) -> Iterator[None]:
         """Be the only writer. The kernel frees the lock of a process that dies."""
         with blame(WorkspaceError, f"writing in {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -79,13 +79,14 @@ class Workspace:
         place = Path.cwd() if start is None else Path(start).absolute()
         return cls(project_root(place.parent if place.is_file() else place) / WORKSPACE_DIR, source=source)
 
-    def pull_dataset(self, ref: str) -> Path:
-        """The checked JSONL file of a dataset, by id, or by name: its newest version."""
-        return self.path(self.pull(ref, "dataset"))
+    def pull_dataset(self, ref: str, *, force: bool = False) -> Path:
+        """The checked JSONL file of a dataset, by id, or by name: its newest version. `force` asks the source again."""
+        return self.path(self.pull(ref, "dataset", force=force))
 
-    def pull_benchmark(self, ref: str) -> Path:
-        """The checked JSONL file of a benchmark, by id, or by name: its newest version."""
-        return self.path(self.pull(ref, "benchmark"))
+    def pull_benchmark(self, ref: str, *, force: bool = False) -> Path:
+        """The checked JSONL file of a benchmark, by id, or by name: its newest version. `force` asks the source
+        again."""
+        return self.path(self.pull(ref, "benchmark", force=force))
 
     def path(self, manifest: Manifest) -> Path:
         """The data file of an entry."""
@@ -103,16 +104,24 @@ class Workspace:
             raise WorkspaceError(self._missing(ref, kind))
         return found
 
-    def pull(self, ref: str, kind: Kind = "dataset") -> Manifest:
-        """The entry that `ref` names; a miss, or a file not to be trusted, comes from the source if there is one."""
+    def pull(self, ref: str, kind: Kind = "dataset", *, force: bool = False) -> Manifest:
+        """The entry that `ref` names; a miss, or a file not to be trusted, comes from the source if there is one.
+
+        With `force` the source is asked even where the entry is stored: a name may have a newer version there, and an
+        id is fetched and written again. A version that is stored under the same id with other content is refused."""
         if self.source is None:
+            if force:
+                raise WorkspaceError(f"{kind} {ref!r} cannot be pulled again: this workspace has no remote source")
             return self.get(ref, kind)
-        found, faults = self.shelf(kind).look_up(ref)
-        if found is not None and not faults:
-            return found
+        if not force:
+            found, faults = self.shelf(kind).look_up(ref)
+            if found is not None and not faults:
+                return found
         with self.shelf(kind).locked():
             found, faults = self.shelf(kind).look_up(ref)  # another process may have been quicker
-            return found if found is not None and not faults else self._fetch(self.source, ref, kind)
+            if found is not None and not faults and not force:
+                return found
+            return self._fetch(self.source, ref, kind, force=force)
 
     def list(self, kind: Kind | None = None) -> _Manifests:
         """Every version, by kind, name and number. Data files are judged by their size; `get` reads them."""
@@ -157,19 +166,25 @@ class Workspace:
                 return manifest
             return shelf.store(manifest, file_lines(file, kind), f"adding {file}")
 
-    def _fetch(self, source: RemoteSource, ref: str, kind: Kind) -> Manifest:
+    def _fetch(self, source: RemoteSource, ref: str, kind: Kind, *, force: bool) -> Manifest:
         """Pull from the source onto the locked shelf; what is not as announced leaves nothing."""
         what, shelf = f"pulling {kind} {ref!r}", self.shelf(kind)
         with blame(WorkspaceError, what):
             info, items = source.fetch(kind, ref)
             manifest = self._announced(info, ref, kind)
             if shelf.judge(manifest.id) is None:
-                return shelf.read(manifest.id)
+                stored = shelf.read(manifest.id)
+                if not force:
+                    return stored
+                # An id never changes its content, so what comes must be what is stored.
+                manifest = replace(manifest, sha256=manifest.sha256 or stored.sha256)
+                if manifest.sha256 != stored.sha256:
+                    raise WorkspaceError(f"{what}: {manifest.id} is stored with other content; nothing was changed")
             return shelf.store(manifest, stream_lines(items, what, kind), what)
 
     def _announced(self, info: Mapping[str, Any], ref: str, kind: Kind) -> Manifest:
         """What the source says is coming; `sha256` may be empty, and `bytes` are counted when it is here."""
-        for key, wanted in {"id": str, "name": str, "version": int, "rows": int}.items():
+        for key, wanted in {"id": str, "name": str, "version": int, "n_rows": int}.items():
             if type(info.get(key)) is not wanted:
                 raise WorkspaceError(f"the source did not say {key!r} ({wanted.__name__}) of {kind} {ref!r}")
         if not is_safe_id(info["id"]):
@@ -185,7 +200,7 @@ class Workspace:
             who=str(told.get("who") or self.who()),
             note=str(told.get("note") or ""),
         )
-        given = {key: info[key] for key in ("id", "name", "version", "rows")}
+        given = {key: info[key] for key in ("id", "name", "version", "n_rows")}
         return Manifest(**given, kind=kind, bytes=0, sha256=str(info.get("sha256") or ""), lineage=lineage)
 
     def _timestamp(self) -> str:
@@ -231,14 +246,14 @@ def _version_for(contents: Contents, name: str, lineage: Lineage, shelf: Shelf) 
     versions = [m for m in everything if m.name == name]
     for known in versions:
         if known.sha256 == contents.sha256:
-            return replace(known, rows=contents.rows, bytes=contents.bytes)
+            return replace(known, n_rows=contents.rows, bytes=contents.bytes)
     version = 1 + max((m.version for m in versions), default=0)
     return Manifest(
         id=mint_id(name, version, contents.sha256),
         name=name,
         version=version,
         kind=shelf.kind,
-        rows=contents.rows,
+        n_rows=contents.rows,
         bytes=contents.bytes,
         sha256=contents.sha256,
         lineage=lineage,

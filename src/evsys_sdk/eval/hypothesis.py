@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from evsys_sdk.config.metadata import Hypothesis, Prediction
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.eval.verdict import Comparison, Verdict
+from evsys_sdk.numbers import amount
 
 Outcome = Literal["supported", "refuted", "inconclusive"]
 
@@ -83,7 +84,7 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
     prediction = hypothesis.prediction
     vs = prediction.vs or verdict.baseline_arm or UNTRAINED
     found, why_not = _comparison(prediction, vs, verdict)
-    outcome, why = _outcome(prediction, found) if found else ("inconclusive", why_not)
+    outcome, why = _outcome(prediction, found, verdict.share) if found else ("inconclusive", why_not)
     turned = found is not None and found.arm != prediction.arm
     low, high = (found.low, found.high) if found else (None, None)
     difference = found.difference if found else None
@@ -131,18 +132,24 @@ def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comp
     return found, "" if found else f"{prediction.arm} and {vs} were not compared"
 
 
-def _outcome(prediction: Prediction, found: Comparison) -> tuple[Outcome, str]:
-    if found.low is None or found.high is None:
+def _outcome(prediction: Prediction, found: Comparison, share: bool) -> tuple[Outcome, str]:
+    """`supported`, `+50.0 points (95 % CI +27.5 to +66.2), the whole interval above 0`."""
+    if found.low is None or found.high is None or found.difference is None:
         return "inconclusive", found.why
-    up = (prediction.direction == "higher") == (found.arm == prediction.arm)
-    low, high = (found.low, found.high) if up else (-found.high, -found.low)
-    span = f"[{low:.3g}, {high:.3g}]"
-    goal = f"at least {prediction.at_least:g}" if prediction.at_least else "more than 0"
-    if low > prediction.at_least:
-        return "supported", f"{prediction.direction} by {span}, all of it {goal}"
-    if high < prediction.at_least:
-        return "refuted", f"{prediction.direction} by {span}, none of it {goal}"
-    return "inconclusive", f"{prediction.direction} by {span}, which leaves open whether it is {goal}"
+    turned = found.arm != prediction.arm
+    low, high = (-found.high, -found.low) if turned else (found.low, found.high)
+    difference = -found.difference if turned else found.difference
+    unit = " points" if share else ""
+    measured, *ends = (amount(value, share=share, signed=True) for value in (difference, low, high))
+    told = f"measured {measured}{unit} (95 % CI {ends[0]} to {ends[1]})"
+    up = prediction.direction == "higher"
+    bound = prediction.at_least if up else -prediction.at_least
+    goal = f"{'above' if up else 'below'} {f'{amount(bound, share=share, signed=True)}{unit}' if bound else 0}"
+    if (low > bound) if up else (high < bound):
+        return "supported", f"{told}, the whole interval {goal}"
+    if (high < bound) if up else (low > bound):
+        return "refuted", f"{told}, none of the interval {goal}"
+    return "inconclusive", f"{told}, which leaves open whether it is {goal}"
 
 
 def _negated(value: float | None) -> float | None:

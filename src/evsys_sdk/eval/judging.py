@@ -330,7 +330,7 @@ def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], basel
         notes.append(one_seed_note(scored))
     elif single:
         who = ", ".join(single[:MOST_NAMED]) + (f" and {len(single) - MOST_NAMED} more" * (len(single) > MOST_NAMED))
-        notes.append(f"{who}: one seed; training variance is taken from the arms with several seeds")
+        notes.append(f"{who}: one seed; {ONLY_TASKS}, which differences take from the arms with several seeds")
     for arm in scored:
         found, seeds = arm.vs_baseline, seed_spread(tables[arm.arm].values)
         if seeds and chance_of(seeds) < BY_CHANCE:

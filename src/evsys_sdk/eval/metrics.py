@@ -47,6 +47,7 @@ def as_metric(target: Any) -> MetricFunction:
     fold = _form(target, compute)
 
     def metric(tasks: Sequence[TaskScores]) -> float:
+        _refuse_empty([task.rewards for task in tasks], "tasks")
         instance = target() if inspect.isclass(target) else target
         return _number(fold(instance, tasks))
 
@@ -80,8 +81,9 @@ def _fold_rewards(metric: Any, tasks: Sequence[TaskScores]) -> Any:
 
 
 def _fold_predictions(metric: Any, tasks: Sequence[TaskScores]) -> Any:
+    # What is between <answer> tags is the prediction, for every metric of this form.
     return metric.compute(
-        predictions=[prediction for task in tasks for prediction in task.predictions],
+        predictions=[answer_in(prediction) for task in tasks for prediction in task.predictions],
         targets=[task.target for task in tasks for _ in task.predictions],
     )
 
@@ -90,6 +92,22 @@ def _fold_rollouts(metric: Any, tasks: Sequence[TaskScores]) -> Any:
     if not all(task.rollouts for task in tasks):
         raise EvsysError("this metric looks at rollouts, and these scores come without them")
     return metric.compute(rollouts=[list(task.rollouts) for task in tasks])
+
+
+def _refuse_empty(groups: Sequence[Sequence[Any]], what: str) -> None:
+    """A mean over nothing is not 0: it is invalid, and says why."""
+    if not groups:
+        raise EvsysError(f"invalid: there are no {what}, so there is nothing to measure")
+    empty = next((index for index, group in enumerate(groups) if len(group) == 0), None)
+    if empty is not None:
+        raise EvsysError(f"invalid: task {empty} has no rollouts")
+
+
+def _refuse_unpaired(predictions: Sequence[str], targets: Sequence[Any]) -> None:
+    if not predictions:
+        raise EvsysError("invalid: there are no predictions, so there is nothing to measure")
+    if len(predictions) != len(targets):
+        raise EvsysError(f"invalid: {len(predictions)} predictions and {len(targets)} targets; each needs the other")
 
 
 def _number(value: Any) -> float:
@@ -118,6 +136,7 @@ def estimate_pass_hat_k(n: int, passed: int, k: int) -> float:
 
 
 def _mean_estimate(estimate: Callable[[int, int, int], float], task_rewards: Rewards, name: str, k: int) -> float:
+    _refuse_empty(task_rewards, "tasks")
     fewest = min(map(len, task_rewards))
     if fewest < k:
         raise EvsysError(
@@ -177,9 +196,10 @@ class PassAtK:
 
 @register_metric("pass_rate", yields=True)
 class PassRate:
-    """Share of rollouts that pass."""
+    """Share of a task's rollouts that pass, averaged over tasks: each task counts the same."""
 
     def compute(self, task_rewards: Rewards) -> float:
+        _refuse_empty(task_rewards, "tasks")
         return fmean(_passes(rewards) / len(rewards) for rewards in task_rewards)
 
 
@@ -188,6 +208,7 @@ class MeanReward:
     """Mean reward, each task counting the same."""
 
     def compute(self, task_rewards: Rewards) -> float:
+        _refuse_empty(task_rewards, "tasks")
         return fmean(fmean(rewards) for rewards in task_rewards)
 
 
@@ -196,6 +217,7 @@ class ExactMatch:
     """Share of answers (inside `<answer>` tags, if there are any) that are the target's."""
 
     def compute(self, *, predictions: Sequence[str], targets: Sequence[Any]) -> float:
+        _refuse_unpaired(predictions, targets)
         if any(wanted_answer(target) is None for target in targets):
             raise EvsysError("exact_match needs a target for every task; some have none")
         return fmean(same_answer(p, t) for p, t in zip(predictions, targets, strict=True))
@@ -206,6 +228,7 @@ class ToolkitMatch:
     """Share of answers whose tool belongs to the target's toolkit, whichever tool it is."""
 
     def compute(self, *, predictions: Sequence[str], targets: Sequence[Any]) -> float:
+        _refuse_unpaired(predictions, targets)
         return fmean(
             _in_toolkit(prediction, _toolkit_of(target))
             for prediction, target in zip(predictions, targets, strict=True)
@@ -251,8 +274,8 @@ def tokens_of(rollout: Rollout) -> int:
     return counted or reported
 
 
-@register_metric("cost_per_task", yields=True)
-class CostPerTask:
+@register_metric("cost", yields=True)
+class Cost:
     """US dollars that one try at a task costs."""
 
     share: ClassVar[bool] = False
@@ -268,8 +291,8 @@ def _cost_of(rollout: Rollout) -> float:
     return rollout.cost_usd
 
 
-@register_metric("time_per_task", yields=True)
-class TimePerTask:
+@register_metric("latency", yields=True)
+class Latency:
     """Seconds that one try at a task takes."""
 
     share: ClassVar[bool] = False
@@ -278,8 +301,8 @@ class TimePerTask:
         return _mean_per_task(rollouts, lambda rollout: rollout.seconds)
 
 
-@register_metric("tokens_per_task", yields=True)
-class TokensPerTask:
+@register_metric("tokens", yields=True)
+class Tokens:
     """Tokens that one try at a task reads and writes."""
 
     share: ClassVar[bool] = False

@@ -12,6 +12,7 @@ paired: equal numbers do not make two recipes' luck alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -82,10 +83,23 @@ def difference(
 
 
 def arm_mean(values: Array, pooled: SeedSpread | None = None) -> Estimate:
-    """The mean of one arm over its seeds and tasks."""
+    """The mean of one arm over its seeds and tasks; with one seed, of these weights over tasks.
+
+    A lone seed does not borrow the other arms' scatter here, as it does in a difference: its mean is the score of a
+    run, and that is printed with the same interval beside the run.
+    """
     if values.shape[1] == 1:
         return _over_runs([values], float(values.mean()))
-    return _estimate(values.mean(axis=0), _seed_parts([values], pooled))
+    return _estimate(values.mean(axis=0), _seed_parts([values], pooled if len(values) > 1 else None))
+
+
+def interval_of_run(values: Sequence[float], *, share: bool, level: float = LEVEL) -> Interval | None:
+    """Of the score of one run, from its value on each task: the interval of an arm with this seed alone."""
+    import numpy as np
+
+    table = np.array([values], dtype=np.float64)
+    unit = share and bool((table >= 0.0).all() and (table <= 1.0).all())
+    return arm_interval(table, arm_mean(table), unit=unit, level=level)
 
 
 def arm_interval(values: Array, estimate: Estimate, *, unit: bool, level: float = LEVEL) -> Interval | None:

@@ -23,11 +23,10 @@ def interval[T](
 ) -> Interval | None:
     """The 95 % interval of `statistic(tasks)`; None for fewer than two tasks.
 
-    A statistic that turns out to be the mean of its values on the single tasks gets the exact forms: Wilson when those
-    are all 0 or 1, Student's t otherwise (which is the delete-one jackknife of a mean), cut off at 0 and 1 where all
-    values lie between these. Any other gets the jackknife, or None where that fails: a median may not move when any
-    one task is left out, and that is no certainty. `share=False` says that the values are no shares of anything, and
-    that 0 and 1 are numbers like others.
+    A statistic that turns out to be the mean of its values on the single tasks gets the interval that a verdict gives
+    an arm with one seed (`paired.arm_interval`), so that a score has one interval wherever it is printed. Any other
+    gets the jackknife, or None where that fails: a median may not move when any one task is left out, and that is no
+    certainty. `share=False` says that the values are no shares of anything, and that 0 and 1 are numbers like others.
     """
     if len(tasks) < 2:
         return None
@@ -35,14 +34,9 @@ def interval[T](
     if singles is None or not _is_mean(statistic, tasks, singles):
         low, high = jackknife_interval(statistic, tasks)
         return (low, high) if low < high else None
-    if share and all(single in (0.0, 1.0) for single in singles):
-        return wilson_interval(round(sum(singles)), len(singles))
-    low, high = mean_interval(singles)
-    if not share or not all(0.0 <= single <= 1.0 for single in singles):
-        return (low, high) if low < high else None
-    if low == high:  # tasks that agree, say at one try in two, are no certainty
-        return wilson_around(fmean(singles), len(singles), NormalDist().inv_cdf((1 + LEVEL) / 2))
-    return max(low, 0.0), min(high, 1.0)
+    from evsys_sdk.eval.paired import interval_of_run  # late: it costs numpy, and it imports this module
+
+    return interval_of_run(singles, share=share)
 
 
 def _values_per_task[T](statistic: Callable[[Sequence[T]], float], tasks: Sequence[T]) -> list[float] | None:

@@ -6,7 +6,7 @@ result, then a line per arm, then notes.
 
 from __future__ import annotations
 
-from evsys_sdk.eval.judging import ONLY_TASKS, one_seed_note
+from evsys_sdk.eval.judging import ONLY_TASKS, SAME_EVERYWHERE, one_seed_note
 from evsys_sdk.eval.verdict import ArmVerdict, Comparison, Verdict, Winner
 from evsys_sdk.numbers import amount, count, plan_text, shown, span
 
@@ -58,7 +58,8 @@ def _headline(verdict: Verdict) -> str:
     best = _arm(verdict, verdict.best_arm)
     name = f"{best.arm}{_seeds_left(best)}"
     if verdict.best_arm == verdict.baseline_arm:
-        return f"Best arm by {verdict.metric}: the baseline {name}; every other arm is worse."
+        scored = "" if all(arm.mean is not None for arm in verdict.arms) else "scored "
+        return f"Best arm by {verdict.metric}: the baseline {name}; every other {scored}arm is worse."
     if best.vs_baseline:
         beaten = _seeds_left(_arm(verdict, best.vs_baseline.vs))
         return f"Best arm by {verdict.metric}: {name}, {effect(best.vs_baseline, verdict)}{beaten}."
@@ -151,7 +152,7 @@ def _comparison(found: Comparison, verdict: Verdict) -> str:
     """`undecided: 1.0 points above base (95 % CI ...); about 120 more tasks would settle it`."""
     if found.difference is None:
         return f"not compared with {found.vs}: {found.why}"
-    if found.verdict == "undecided" and found.difference == 0 and verdict.constant is not None:
+    if found.why == SAME_EVERYWHERE:
         return f"the same as {found.vs} on every task"
     return f"{found.verdict}: {effect(found, verdict)}{_needs(found)}"
 

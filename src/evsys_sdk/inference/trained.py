@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.inference.asking import AskingClient, Completion, Question
 from evsys_sdk.protocols import Renderer
@@ -57,7 +58,23 @@ class TrainedModelClient(AskingClient):
 
 @register_inference("mock")
 class MockInference(TrainedModelClient):
-    """The model trained by this run, on the mock backend."""
+    """The model trained by this run, on the mock backend. Where no run has attached one, it repeats the last message,
+    cut to `max_tokens` words, so that code around a client can be tried without a model."""
+
+    async def _ask(self, question: Question) -> Completion:
+        if self._model is not None:
+            return await super()._ask(question)
+        said = content_text(question.messages[-1].get("content")) if question.messages else ""
+        for stop in question.stop or ():
+            said = said.partition(stop)[0] if stop else said
+        words = said.split(" ")
+        kept = words[: question.max_tokens]
+        return Completion(
+            text=" ".join(kept),
+            input_tokens=len(words),
+            output_tokens=len(kept),
+            stop_reason="length" if len(kept) < len(words) else "stop",
+        )
 
 
 @register_inference("local")

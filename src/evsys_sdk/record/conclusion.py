@@ -45,10 +45,14 @@ class ModelScore:
 
     model: str
     result: EvalResult
+    stored_usd: float | None = None
+    """What asking it took, where a record says so and its rollouts are not at hand."""
 
     @property
     def cost_usd(self) -> float | None:
         """What asking it took; None as soon as the price of one answer is not known."""
+        if self.stored_usd is not None:
+            return self.stored_usd
         rollouts = self.result.rollouts
         unknown = any(rollout.metadata.get("unpriced") for rollout in rollouts)
         return None if unknown or not rollouts else sum(rollout.cost_usd for rollout in rollouts)
@@ -169,11 +173,17 @@ def _evidence(result: RunResult, value: float, keys: Sequence[str]) -> str:
     """`0.938 [0.832, 0.979], n=48`; the bare number where it is a mean of benchmarks, or no benchmark's at all."""
     evals: list[EvalResult] = result.extras.get("evals", [])
     # The last one: a score of the final weights comes after those of the loop.
-    found = [(one, score) for one in evals for score in one.scores if _key(one, score) in keys and score.value == value]
-    return f"{_value(found[-1][1])}, {_counts(found[-1][1])}" if len(keys) == 1 and found else f"{value:.3f}"
+    found = [
+        (one, score) for one in evals for score in one.scores if metric_key(one, score) in keys and score.value == value
+    ]
+    if len(keys) == 1 and found:
+        return f"{_value(found[-1][1])}, {_counts(found[-1][1])}"
+    last = {metric_key(one, score): score for one in evals for score in one.scores if one.step != 0}
+    return f"{value:.3f}{_errors_of([last[key] for key in keys if key in last])}"
 
 
-def _key(result: EvalResult, score: Score) -> str:
+def metric_key(result: EvalResult, score: Score) -> str:
+    """What the run's metrics call this score: `val/tools/pass@1`."""
     return score_key(result.split, result.name, score.metric)
 
 
@@ -185,7 +195,7 @@ def _score_of(result: RunResult, keys: Sequence[str]) -> float | None:
 def task_counts(result: RunResult) -> dict[str, int]:
     """How many tasks each of a run's scores is over."""
     evals: list[EvalResult] = result.extras.get("evals", [])
-    return {_key(one, score): score.n_tasks for one in evals for score in one.scores}
+    return {metric_key(one, score): score.n_tasks for one in evals for score in one.scores}
 
 
 def over_tasks(metrics: Mapping[str, float], keys: Sequence[str], counts: Mapping[str, int]) -> float | None:
@@ -259,8 +269,13 @@ def _score_text(result: EvalResult, score: Score | None) -> str:
 def _counts(score: Score) -> str:
     """The denominator: tasks, rollouts where a task had several, and how many of these nobody could grade."""
     rollouts = f", {score.n_rollouts} rollouts" if score.n_rollouts > score.n_tasks else ""
-    errors = f", {score.n_errors} error{'s' if score.n_errors > 1 else ''}" if score.n_errors else ""
-    return f"n={score.n_tasks}{rollouts}{errors}"
+    return f"n={score.n_tasks}{rollouts}{_errors_of([score])}"
+
+
+def _errors_of(scores: Sequence[Score]) -> str:
+    """`, 2 errors`; nothing where no rollout errored."""
+    errors = sum(score.n_errors for score in scores)
+    return f", {errors} error{'s' if errors > 1 else ''}" if errors else ""
 
 
 def _breakdown_lines(result: EvalResult, score: Score | None) -> list[str]:
@@ -286,8 +301,7 @@ def _compared(untrained: tuple[EvalResult, Score | None] | None) -> str:
     result, score = untrained
     if score is None or score.value is None:
         return f" (untrained: not scored, {score.error if score else result.error})"
-    errors = f", {score.n_errors} error{'s' if score.n_errors > 1 else ''}" if score.n_errors else ""
-    return f" (untrained {_value(score)}{errors})"
+    return f" (untrained {_value(score)}{_errors_of([score])})"
 
 
 def _value(score: Score) -> str:

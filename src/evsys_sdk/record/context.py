@@ -194,7 +194,7 @@ def _questions_of_best(track: Track) -> Iterator[str]:
     if best is not None and best.before is not None and best.floor is None:
         yield f"{track.label}: how much is noise is not known, so the ladder may be luck"
     for rung in reversed(track.undecided):
-        if rung.before is best:
+        if rung.before is best and rung.before and list(changed(rung.before.settings, rung.settings)):
             word = "better" if (rung.gain or 0.0) * (1 if track.mode == "max" else -1) > 0 else "as good"
             yield f"is {_arm_name(rung)} {word}? {_against(rung)}, within noise ({rung.floor:.3f}); {_changes(rung)}"
 

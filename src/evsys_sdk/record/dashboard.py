@@ -21,6 +21,7 @@ from typing import Any, Self
 from evsys_sdk import constants
 from evsys_sdk.errors import Cancelled, EvsysAuthError, EvsysError
 from evsys_sdk.logs import get_logger
+from evsys_sdk.numbers import refuse_non_numbers
 from evsys_sdk.record import mirror, wire
 from evsys_sdk.record.mirror import Session
 from evsys_sdk.record.sender import Sender, Transport
@@ -118,6 +119,7 @@ class DashboardClient:
 
     def log_step_metric(self, generation_id: str, step: int, metrics: Mapping[str, float]) -> None:
         """Record the numbers of one step. Returns when the mirror has them."""
+        refuse_non_numbers(metrics, step)
         self._submit(wire.step_event(generation_id, step, metrics, ts=time.time()))
 
     def log_eval_run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -37,6 +37,16 @@ MeasuredRun = tuple[Mapping[str, Any], list[str]]
 Bounds = tuple[float, float]
 Settings = dict[str, Any]
 """Dotted place -> value; what is long is shortened to text."""
+
+
+def overall_status(statuses: Iterable[str]) -> str:
+    """The status of an experiment by those of its runs: the one that all share, else partial where some completed."""
+    found = set(statuses)
+    if found - {"pruned"}:  # runs that a search pruned do not tell how the experiment ended
+        found.discard("pruned")
+    if len(found) == 1:
+        return found.pop()
+    return "partial" if "completed" in found else "failed" if "failed" in found else "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +147,7 @@ class Digest:
     @property
     def status(self) -> str:
         """completed, failed, cancelled (all runs ended so), or partial."""
-        found = {status for arm in self.arms for status in arm.statuses}
-        if found - {"pruned"}:  # what a search left behind says nothing of how it ended
-            found.discard("pruned")
-        if len(found) == 1:
-            return found.pop()
-        return "partial" if "completed" in found else "failed" if "failed" in found else "cancelled"
+        return overall_status(status for arm in self.arms for status in arm.statuses)
 
     @property
     def is_repeat(self) -> bool:
@@ -221,7 +226,10 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
 
 
 def result_id(record: Mapping[str, Any]) -> str:
-    decisive = json.dumps([record.get(key) for key in DECIDING], sort_keys=True, default=str)
+    # Judged again against another arm, it is the same result: what people noted about it still holds.
+    first = _mapping(_mapping(record.get("judged_again")).get("first"))
+    told = {**record, "best_arm": first["best_arm"]} if "best_arm" in first else record
+    decisive = json.dumps([told.get(key) for key in DECIDING], sort_keys=True, default=str)
     return hashlib.sha256(decisive.encode()).hexdigest()[:16]
 
 
@@ -279,8 +287,6 @@ def _arms(
     record: Mapping[str, Any], runs: list[MeasuredRun], own: dict[str, Settings], verdict: Mapping[str, Any]
 ) -> list[ArmDigest]:
     judged = {arm["arm"]: arm for arm in verdict.get("arms") or [] if isinstance(arm, Mapping) and "arm" in arm}
-    # A verdict lends the scatter of other arms' seeds to an arm with one.
-    covers = "tasks and seeds" if any((arm.get("n_seeds") or 1) > 1 for arm in judged.values()) else "tasks"
     arms = []
     for arm in record.get("arms") or []:
         statuses = [str(status) for status in arm.get("statuses") or []]
@@ -289,6 +295,7 @@ def _arms(
         found = judged.get(arm["arm"], {})
         errors = arm.get("errors") or []
         widths = [bounds for run, keys in mine if len(keys) == 1 and (bounds := _bounds(run, keys[0]))]
+        covers = "tasks and seeds" if (found.get("n_seeds") or 1) > 1 else "tasks"
         low, high, over = _interval(found, covers, widths if len(mine) == 1 else [])
         counted = [score for run, keys in mine for key in keys if (score := _last_score(run, key))]
         arms.append(

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk import atomic
-from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, MODEL_ROLLOUTS_FILE
+from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, MANY_ERRORS, MODEL_ROLLOUTS_FILE, UNTRAINED
 from evsys_sdk.errors import FOREIGN, Cancelled, EvsysError
 from evsys_sdk.logs import get_logger
-from evsys_sdk.numbers import shown, span
-from evsys_sdk.protocols import RunResult
+from evsys_sdk.numbers import amount, shown, span
+from evsys_sdk.protocols import RunResult, Score
 from evsys_sdk.record import figures
-from evsys_sdk.record.conclusion import ArmSummary, Conclusion, ModelScore, score_keys
+from evsys_sdk.record.conclusion import ArmSummary, Conclusion, ModelScore, metric_key, score_keys
 from evsys_sdk.record.run_steps import Totals, totals
+from evsys_sdk.record.setup import setup_of
 from evsys_sdk.record.stages import BEFORE, StageRow, stage_names, stage_rows
 from evsys_sdk.record.stored import run_result
 from evsys_sdk.registry import lower_is_better
@@ -44,13 +45,15 @@ class PageFacts:
     parent: str | None = None
     """The experiment that this one was forked from."""
     hypothesis: str = ""
+    setup: Mapping[str, str] = field(default_factory=dict)
+    """Model, backend, data, algorithm and params in words."""
     models: Sequence[ModelScore] = ()
     budget: Mapping[str, Any] | None = None
     warnings: Sequence[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, config: Any, result: Any, file_name: str) -> PageFacts:
-        """Of an `ExperimentConfig` and an `ExperimentResult`."""
+    def of(cls, config: Any, result: Any, file_name: str, settings: Mapping[str, Any]) -> PageFacts:
+        """Of an `ExperimentConfig`, the same as plain `settings`, and an `ExperimentResult`."""
         return cls(
             name=config.name,
             file_name=file_name,
@@ -61,6 +64,7 @@ class PageFacts:
             description=config.description,
             parent=config.parent_experiment_id,
             hypothesis=str(config.metadata.hypothesis or ""),
+            setup=setup_of(settings),
             models=result.models,
             budget=result.budget,
             warnings=result.warnings,
@@ -104,7 +108,9 @@ def page_text(facts: PageFacts, drawn: figures.Drawn) -> str:
         [f"# {facts.name}", "", *_paragraph(facts.description), *_descent(facts), _counts(facts)],
         _section("Hypothesis", _hypothesis(facts)),
         _section("Verdict", _verdict_lines(facts)),
+        _section("Setup", _table(["what", "value"], [[name, text] for name, text in facts.setup.items()])),
         _section("Arms", _arm_table(facts)),
+        _section("Scores", _score_table(facts)),
         _section("Failed and unscored", _troubles(facts)),
         _section("Stages", _stage_tables(facts)),
         _section("What was chosen on what", _selection(facts)),
@@ -141,13 +147,16 @@ def _hypothesis(facts: PageFacts) -> list[str]:
         return ["None was given (`metadata.hypothesis`)."]
     judged = facts.conclusion.findings.data.get("hypothesis_result")
     outcome = [f"**{judged['outcome']}**: {judged['why']}."] if judged else []
-    return [*_paragraph(facts.hypothesis), *outcome]
+    in_words = facts.conclusion.findings.data.get("hypothesis_in_words")
+    return [*_paragraph(facts.hypothesis), *outcome, *([in_words] if in_words else [])]
 
 
 def _verdict_lines(facts: PageFacts) -> list[str]:
     """The conclusion as a list, but for the hypothesis, which has been told; what is indented belongs to the line
     before."""
+    told = facts.conclusion.findings.data.get("hypothesis_in_words")
     lines = facts.conclusion.text.removeprefix(f"Hypothesis: {facts.hypothesis}").splitlines()
+    lines = [line for line in lines if line != told]
     return [f"  - {line.strip()}" if line.startswith("  ") else f"- {line}" for line in lines if line.strip()]
 
 
@@ -157,7 +166,7 @@ def _arm_table(facts: PageFacts) -> list[str]:
     rows = [_arm_row(arm, judged.get(arm.arm), facts) for arm in facts.conclusion.arms]
     against = {
         "the baseline arm": [_against_baseline(judged.get(arm.arm), facts) for arm in facts.conclusion.arms],
-        "the untrained model": [_against(judged.get(arm.arm), "vs_untrained") for arm in facts.conclusion.arms],
+        "the untrained model": [_against(judged.get(arm.arm), "vs_untrained", facts) for arm in facts.conclusion.arms],
     }
     for whom, cells in against.items():
         if any(_tells(cell) for cell in cells):
@@ -171,30 +180,70 @@ def _arm_row(arm: ArmSummary, judged: Mapping[str, Any] | None, facts: PageFacts
     status = arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {n} completed"
     is_best = arm.arm == facts.conclusion.best_arm and len(facts.conclusion.arms) > 1
     name = f"**{arm.arm}**" if is_best else arm.arm
-    if judged and judged["mean"] is not None:
-        score, tasks = _value(judged["mean"], judged["low"], judged["high"]), str(judged["n_tasks"])
-    else:
-        score, tasks = shown(arm.mean) if arm.scores else "not ranked" if arm.why_unranked else "-", "-"
-    return [name, status, str(n) if done == n or n == 1 else f"{done} of {n}", score, tasks]
+    seeds = str(n) if done == n or n == 1 else f"{done} of {n}"
+    if not judged or judged["mean"] is None:
+        score = shown(arm.mean) if arm.scores else "not ranked" if arm.why_unranked else "-"
+        return [name, status, seeds, score, "-"]
+    # Seeds that completed without a score are none of those that the score is over.
+    seeds = str(n) if judged["n_seeds"] == n else f"{judged['n_seeds']} of {n}"
+    score, errors = _value(judged["mean"], judged["low"], judged["high"]), judged.get("n_errors") or 0
+    told = f"{errors:,} of {judged['n_rollouts']:,} rollouts errored" if errors else ""
+    many = errors and errors >= MANY_ERRORS * judged["n_rollouts"]
+    score = f"{told}; {score}" if many else f"{score}, {told}" if told else score
+    return [name, status, seeds, score, str(judged["n_tasks"])]
 
 
 def _against_baseline(judged: Mapping[str, Any] | None, facts: PageFacts) -> str:
     """Where there is one arm only, it is nobody's baseline."""
     if judged and facts.verdict and len(facts.verdict["arms"]) > 1 and judged["arm"] == facts.verdict["baseline_arm"]:
         return "the baseline"
-    return _against(judged, "vs_baseline")
+    return _against(judged, "vs_baseline", facts)
 
 
-def _against(judged: Mapping[str, Any] | None, whom: str) -> str:
+def _against(judged: Mapping[str, Any] | None, whom: str, facts: PageFacts) -> str:
+    """`better, +13.3 points [+2.4, +24.2]`."""
     found = judged[whom] if judged else None
     if not found or found["difference"] is None:
         return "-" if not judged or judged["mean"] is None else "not compared"
-    difference = shown(found["difference"], signed=True) + span(found["low"], found["high"], signed=True)
-    return f"{found['verdict']}, {difference}"
+    share = bool((facts.verdict or {}).get("share"))
+    ends = [amount(end, share=share, signed=True) for end in (found["low"], found["high"]) if end is not None]
+    difference = f"{amount(found['difference'], share=share, signed=True)}{' points' if share else ''}"
+    return f"{found['verdict']}, {difference}{f' [{", ".join(ends)}]' if len(ends) == 2 else ''}"
 
 
 def _tells(cell: str) -> bool:
     return cell not in ("-", "not compared")
+
+
+def _score_table(facts: PageFacts) -> list[str]:
+    """Every benchmark's score of every arm, as means over its completed seeds; the untrained model in the first row."""
+    rows: dict[str, dict[str, list[Score]]] = {UNTRAINED: {}}
+    for arm, runs in facts.arms.items():
+        for run in runs:
+            last: dict[str, Score] = {}
+            for one in run.extras.get("evals", []):
+                for score in one.scores:
+                    if one.step == 0:
+                        rows[UNTRAINED][metric_key(one, score)] = [score]  # one model, however often it was scored
+                    elif run.status == "completed":
+                        last[metric_key(one, score)] = score  # that of the final weights comes last
+            for key, score in last.items():
+                rows.setdefault(arm, {}).setdefault(key, []).append(score)
+    rows = {name: found for name, found in rows.items() if found}
+    keys = sorted({key for found in rows.values() for key in found}, reverse=True)  # validation before test
+    cells = [[name, *(_mean_score(found.get(key, [])) for key in keys)] for name, found in rows.items()]
+    note = ["", "Means over the completed seeds, of the final weights. The intervals are in the table of arms."]
+    return [*_table(["", *keys], cells), *note] if cells else []
+
+
+def _mean_score(scores: Sequence[Score]) -> str:
+    """`0.906`, `0.450 (20 of 60 rollouts errored)`; errors are those of all seeds."""
+    values = [score.value for score in scores if score.value is not None]
+    if not values:
+        return "not valid" if scores else "-"
+    errors, rollouts = sum(score.n_errors for score in scores), sum(score.n_rollouts for score in scores)
+    told = f" ({errors:,} of {rollouts:,} rollouts errored)" if errors else ""
+    return f"{shown(sum(values) / len(values))}{told}"
 
 
 def _troubles(facts: PageFacts) -> list[str]:
@@ -299,9 +348,9 @@ def _picked(verdict: Mapping[str, Any] | None, n_arms: int) -> str:
         return ""
     expected = _value(winner["expected"], winner["low"], winner["high"])
     # With an arm above it that is not proven better, the best arm is not the top.
-    place = "The best arm" if winner["above"] else f"The top of {n_arms}"
+    place = "The best arm" if winner["above"] else f"The highest of {n_arms} scored arms"
     top = f"{place}, {winner['arm']}, scored {shown(winner['observed'])}"
-    return f" {top}; corrected for having been picked {expected}."
+    return f" {top}; {expected} is expected on new tasks (corrected for selection)."
 
 
 def _cost(facts: PageFacts) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from evsys_sdk.atomic import make_folder
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.digest import VERSION, Digest, from_plain, to_plain
 
@@ -94,7 +95,7 @@ def read_index(workspace: Path) -> list[Known]:
 
 def _write(workspace: Path, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
     try:
-        workspace.mkdir(parents=True, exist_ok=True)
+        make_folder(workspace)
         with _opened(workspace / INDEX_FILE, write=True) as db, db:
             db.execute(SCHEMA)
             db.executemany(statement, rows)

@@ -11,24 +11,24 @@ from typing import Any
 
 from evsys_sdk.protocols import RunResult
 
-MEANING = "Scores on leaked tasks show what was remembered, not what was learned."
+MEANING = "scores on these tasks show memory, not learning"
 
 
 def leakage_lines(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:
-    """`Leakage: lr1e-3, lr1e-5: 3 of 40 tasks of test/tools stand in ...`, a line per finding, and what it means; then
-    what was seen and not counted."""
-    lines = [f"Leakage: {names}: {text}" for text, names in _told(arms, "text")]
-    noted = [f"Not counted as leakage: {names}: {text}" for text, names in _told(arms, "note")]
-    return [*lines, *([MEANING] if lines else []), *noted]
+    """`Leakage: 3 of 40 val/tools tasks appear in 5 of 200 training rows (2 verbatim); scores on ...`, a line per
+    finding, with the arms it is true of where not all; then what was seen and not counted."""
+    lines = [f"Leakage: {names}{text}; {MEANING}." for text, names in _told(arms, "text")]
+    return [*lines, *(f"Not counted as leakage: {names}{text}." for text, names in _told(arms, "note"))]
 
 
 def _told(arms: Mapping[str, Sequence[RunResult]], what: str) -> Iterator[tuple[str, str]]:
-    """Each text with the arms that it is true of."""
+    """Each text with the arms that it is true of, as `lr1e-3, lr1e-5: `; nothing where it is true of all arms."""
     arms_of: dict[str, list[str]] = {}
     for arm, results in arms.items():
         for text in dict.fromkeys(text for result in results for text in _texts(result, what)):
             arms_of.setdefault(text, []).append(arm)
-    yield from ((text, ", ".join(names)) for text, names in arms_of.items())
+    audited = [arm for arm, results in arms.items() if any(result.extras.get("leakage") for result in results)]
+    yield from ((text, "" if names == audited else f"{', '.join(names)}: ") for text, names in arms_of.items())
 
 
 def _texts(result: RunResult, what: str) -> list[str]:

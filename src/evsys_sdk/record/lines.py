@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from evsys_sdk.atomic import whole_file
+from evsys_sdk.atomic import make_folder, whole_file
 from evsys_sdk.errors import EvsysError
 
 
@@ -22,7 +22,7 @@ class LineFile:
         self.path = Path(path)
         self._lock = threading.Lock()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self._descriptor: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as exc:
             raise _cannot_write(self.path, exc) from exc

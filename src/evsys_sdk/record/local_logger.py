@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +29,9 @@ from evsys_sdk.registry import register_callback
 
 FOLDERS = {"val": "validation", "test": "test", "eval": "eval"}
 """Split -> folder."""
+CONCLUSION_FILE = "conclusion.md"
+VERDICT = "## Verdict of the experiment"
+"""How the last part of a run's conclusion begins."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,10 @@ class LocalLogger:
         self.cfg = self.Config(**params)
         self._runs: dict[str, _Notes] = {}
         self._lock = threading.Lock()
+        self._experiment: Any = None
+
+    def on_experiment_start(self, experiment: Any) -> None:
+        self._experiment = experiment  # it has a conclusion by the time it ends
 
     def on_run_start(self, ctx: RunContext) -> None:
         hypothesis = getattr(getattr(ctx.config, "metadata", None), "hypothesis", "")
@@ -95,13 +103,16 @@ class LocalLogger:
     def on_experiment_end(self, results: list[RunResult]) -> None:
         for result in results:
             self._end(result)  # a run that broke off did not come to its own end
+        conclusion = getattr(self._experiment, "conclusion", None)
+        if conclusion is not None:
+            repeat_verdict(results, self._experiment.config.name, conclusion.text)
 
     def _end(self, result: RunResult) -> None:
         notes = self._runs.pop(result.run_id, None)
         if notes is None:
             return
         notes.close()
-        atomic.write_text(notes.root / "conclusion.md", conclude(result, in_order(list(notes.evals.values()))))
+        atomic.write_text(notes.root / CONCLUSION_FILE, conclude(result, in_order(list(notes.evals.values()))))
 
     def _notes(self, ctx: RunContext) -> _Notes:
         with self._lock:
@@ -146,6 +157,17 @@ def rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, Any]:
     """One line of a `rollouts.jsonl`."""
     place = {"step": result.step, "stage": result.stage, "split": result.split, "eval": result.name}
     return {**place, "completion": rollout.completion, **asdict(rollout)}
+
+
+def repeat_verdict(results: Iterable[RunResult], experiment: str, text: str) -> None:
+    """Put what the experiment came to at the end of its runs' conclusions, instead of what stood there before."""
+    lines = [f"- {line.strip()}" for line in text.splitlines() if line.strip()]
+    for result in results:
+        file = Path(result.extras.get("run_dir") or "") / "logs" / CONCLUSION_FILE
+        if not file.is_file():
+            continue
+        own = file.read_text().partition(f"\n{VERDICT}")[0]
+        atomic.write_text(file, "\n".join([own.rstrip("\n"), "", f"{VERDICT} {experiment}", "", *lines]) + "\n")
 
 
 def conclude(result: RunResult, evals: list[EvalResult]) -> str:

@@ -20,6 +20,7 @@ from evsys_sdk import atomic, registry
 from evsys_sdk.config.base import Params
 from evsys_sdk.errors import Cancelled, EvsysError, blame, need
 from evsys_sdk.logs import get_logger
+from evsys_sdk.numbers import refuse_non_numbers
 from evsys_sdk.protocols import LogStore
 from evsys_sdk.record.lines import LineFile, StepOrder
 from evsys_sdk.registry import register_log_store
@@ -95,6 +96,7 @@ class JsonlLogStore:
         self.log_metrics({name: value}, step)
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        refuse_non_numbers(metrics, step)
         record = {"step": step, "ts": time.time(), **metrics}
         record["step"] = step  # the call's step is the step, whatever a metric of that name says
         scores = [name for name in metrics if name.startswith(SCORES)]
@@ -163,7 +165,8 @@ class TensorBoardLogStore:
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=_number(name, value)) for name, value in metrics.items()]
+        refuse_non_numbers(metrics, step)
+        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         self._add(values, step)
 
     def log_hyperparams(self, hparams: dict[str, Any]) -> None:
@@ -204,13 +207,6 @@ class TensorBoardLogStore:
         return EventFileWriter(str(self.cfg.log_dir), max_queue_size=1000, flush_secs=self.FLUSH_SECONDS)
 
 
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise EvsysError(f"metric {name!r} = {value!r} is no number, and TensorBoard draws only numbers") from None
-
-
 def _text_summary(tag: str, text: str) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -244,9 +240,11 @@ class MultiplexLogStore:
         self._closed = False
 
     def log_scalar(self, name: str, value: float, step: int) -> None:
+        refuse_non_numbers({name: value}, step)  # the caller's mistake is not a child's failure
         self._each(lambda store: store.log_scalar(name, value, step))
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        refuse_non_numbers(metrics, step)
         self._each(lambda store: store.log_metrics(metrics, step))
 
     def log_hyperparams(self, hparams: dict[str, Any]) -> None:

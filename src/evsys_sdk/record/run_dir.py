@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from evsys_sdk.atomic import make_folder
 from evsys_sdk.errors import EvsysError, RunLocked
 
 LOCK_FILE = ".lock"
@@ -30,7 +31,7 @@ LONGEST_NAME = 400
 def open_run_dir(path: Path) -> Iterator[Path]:
     """Make and hold `path` for one run; RunLocked when another live process (or thread) has it."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
     except OSError as exc:
         raise EvsysError(f"cannot use run directory {path}: {exc.strerror}") from exc
     with hold(path / LOCK_FILE, f"run directory {path}"):

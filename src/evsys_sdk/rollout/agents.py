@@ -82,7 +82,15 @@ def _filled(value: Any, told: dict[str, str]) -> Any:
 def find_agent(spec: AgentSpec) -> AgentClass:
     """The agent that `spec` means; an error that names the nearest one otherwise."""
     need_harbor()
+    from harbor.agents.base import BaseAgent
+
+    from evsys_sdk.rollout.plain_agent import as_harbor_agent
+
     cls, harbor_name = _class_of(spec.kind)
+    if not callable(getattr(cls, "run", None)):
+        raise EvsysError(f"agent {spec.kind!r} has no run(instruction, environment, context); see harbor's BaseAgent")
+    if inspect.isclass(cls) and not issubclass(cls, BaseAgent):
+        cls = as_harbor_agent(cls)  # type: ignore[arg-type]  # a class is hashable
     problems = check_params(registry.get(spec.kind), spec.params) if _has_config(spec.kind) else []
     if problems:
         raise ConfigError(f"agent {spec.kind!r}", problems)
@@ -185,8 +193,6 @@ def _imported(path: str) -> Any:
     if not inspect.isclass(target):
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
         raise UnknownKind(f"agent {path!r}: " + not_known(name, f"class in {module_name}", classes))
-    if not callable(getattr(target, "run", None)):
-        raise EvsysError(f"agent {path!r} has no run(instruction, environment, context); see harbor's BaseAgent")
     return target
 
 

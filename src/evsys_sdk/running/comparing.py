@@ -7,6 +7,7 @@ first one named is what the others are compared with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -179,6 +180,7 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
             scores = [arm_scores(arm, measure) for arm in stored]
             share = is_share_of_tasks(metric)
             verdict = _advised(judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share))
+            verdict = _with_recorded_intervals(verdict, sides)
     except Cancelled:
         raise
     except EvsysError as exc:
@@ -190,6 +192,33 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
     elif split == "test":
         notes.append(f"{split}/{name} is a test benchmark (allow_test_selection): only new tasks can confirm a choice")
     return Judged(split=split, name=name, verdict=verdict)
+
+
+def _with_recorded_intervals(verdict: Verdict, sides: Sequence[Side]) -> Verdict:
+    """One number has one interval: where its own experiment gave an arm the same mean over as many tasks and seeds, the
+    interval is the one in that record. With two seeds it leans on the arms beside it, which are others here."""
+    recorded = {side.label: _recorded_arm(side) for side in sides}
+    arms, winner = [], verdict.winner
+    for arm in verdict.arms:
+        found = recorded.get(arm.arm, {})
+        counts = (found.get("n_tasks"), found.get("n_seeds"))
+        if arm.mean is not None and counts == (arm.n_tasks, arm.n_seeds) and _is_close(found.get("mean"), arm.mean):
+            arm = replace(arm, low=found.get("low"), high=found.get("high"))
+            if winner and winner.arm == arm.arm and winner.expected == winner.observed:
+                winner = replace(winner, low=arm.low, high=arm.high)
+        arms.append(arm)
+    return replace(verdict, arms=arms, winner=winner)
+
+
+def _recorded_arm(side: Side) -> dict[str, Any]:
+    """What the verdict of the arm's own experiment says of it; empty where there is none."""
+    verdict = read_record(side.entry).get("verdict")
+    arms = verdict.get("arms", []) if isinstance(verdict, dict) else []
+    return next((arm for arm in arms if isinstance(arm, dict) and arm.get("arm") == side.arm.arm), {})
+
+
+def _is_close(value: Any, mean: float) -> bool:
+    return isinstance(value, float | int) and math.isclose(value, mean, rel_tol=1e-12, abs_tol=1e-15)
 
 
 def _advised(verdict: Verdict) -> Verdict:

@@ -162,6 +162,11 @@ def _refusal(name: str, found: list[Difference]) -> str:
     lines = [f"experiment {name!r} was launched with other settings, and has results:", *map(str, found[:SHOWN])]
     if len(found) > SHOWN:
         lines.append(f"  ... and {len(found) - SHOWN} more")
+    if [each.place for each in found] == ["metadata.baseline_arm"] and found[0].now:
+        lines.append(
+            f"next: evsys judge {name} --baseline-arm {found[0].now} judges it against that arm without training"
+        )
+        return "\n".join(lines)
     lines.append("next: put them back to go on with it, or evsys run --fork to make a child experiment of it")
     lines.append("      (what is the same is not run again), or evsys run --fresh to start over")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ that breaks is a result with an error, never the run's.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 from evsys_sdk.config.metadata import BenchmarkEntry
 from evsys_sdk.logs import get_logger
+from evsys_sdk.numbers import refuse_non_numbers
 from evsys_sdk.protocols import EvalResult, FinishedRollouts, KeptWeights, LogStore, RunContext, Snapshot
 from evsys_sdk.record.callbacks import CallbackList, eval_metrics
 from evsys_sdk.record.eval_data import to_data
@@ -41,20 +43,27 @@ class StoppableLogStore:
     last_step: int = 0
     in_step: bool = False
     """Between the hooks' `step_start` and `step_end`."""
+    not_finite: set[str] = field(default_factory=set)
+    """Metrics that were NaN or infinite at some step; each is named once."""
 
     def log_scalar(self, name: str, value: float, step: int) -> None:
-        self._check()
+        self._check({name: value}, step)
         self.last_step = max(self.last_step, self.first_step + step)
         self.store.log_scalar(name, value, self.first_step + step)
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        self._check()
+        self._check(metrics, step)
         self.last_step = max(self.last_step, self.first_step + step)
         self.store.log_metrics(metrics, self.first_step + step)
 
-    def _check(self) -> None:
+    def _check(self, metrics: dict[str, float], step: int) -> None:
         if not self.in_step:
             self.stop.check()
+        refuse_non_numbers(metrics, step)
+        for name, value in metrics.items():
+            if not math.isfinite(value) and name not in self.not_finite:
+                self.not_finite.add(name)
+                get_logger(__name__).warning("metric %r is %s at step %d", name, float(value), step)
 
     def log_hyperparams(self, hparams: dict[str, Any]) -> None:
         self.store.log_hyperparams(hparams)

@@ -19,6 +19,7 @@ from evsys_sdk.constants import EXPERIMENT_RESULT_FILE
 from evsys_sdk.errors import Problem
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.conclusion import Conclusion, ModelScore
+from evsys_sdk.record.digest import overall_status
 from evsys_sdk.record.run_record import eval_summary
 
 
@@ -48,6 +49,11 @@ class ExperimentResult:
         return self.conclusion.best_arm
 
     @property
+    def status(self) -> str:
+        """completed, failed, cancelled or pruned where all runs ended so; else partial."""
+        return overall_status(run.status for run in self.runs)
+
+    @property
     def completed(self) -> bool:
         """Whether every run came to its end, or was left behind by a search."""
         return all(run.status in ("completed", "pruned") for run in self.runs)
@@ -57,6 +63,7 @@ def summarise(result: ExperimentResult) -> dict[str, Any]:
     """The result as plain data: what `--json` prints and the summary file holds."""
     return {
         "name": result.name,
+        "status": result.status,
         "output_dir": str(result.output_dir),
         "seconds": round(result.seconds, 3),
         "best_arm": result.best_arm,

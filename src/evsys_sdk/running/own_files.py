@@ -11,7 +11,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
+from evsys_sdk.atomic import make_folder, write_json
 from evsys_sdk.config.files import plain
 from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.names import directory_name
@@ -33,7 +33,7 @@ WRITTEN = (EXPERIMENT_RESULT_FILE, "experiment.md", MODEL_ROLLOUTS_FILE, *FIGURE
 def made(folder: Path) -> Path:
     """The folder, there by now; EvsysError with what is in its way."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as exc:
         raise EvsysError(f"output_dir {folder} cannot be used: {_obstacle(exc)}") from exc
     return folder
@@ -92,4 +92,4 @@ def write_files(
         say = f"the experiment's record could not be written to {path}: {exc.strerror}"
         raise RecordLost(f"{say}; the same command goes on from what there is") from exc
     register_end(config, path, summary)
-    write_page(PageFacts.of(config, result, stem))
+    write_page(PageFacts.of(config, result, stem, settings))

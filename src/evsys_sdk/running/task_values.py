@@ -68,7 +68,7 @@ def _runs_of(record: Mapping[str, Any], arm: str) -> list[dict[str, Any]]:
 def _last_evals(entry: Entry, run: Mapping[str, Any]) -> dict[tuple[str, str], StoredEval]:
     name = str(run["run_id"]).removeprefix(f"{entry.name}/")
     found = stored.evals_in_journal(entry.journal, {str(run["run_id"]): name}) if entry.journal.is_file() else []
-    found = found or stored.evals_in_logs(_run_dir(entry, run), name)
+    found = found or stored.evals_in_logs(run_dir_of(entry, run), name)
     scores = {(one["split"], one["name"]): [s["metric"] for s in one["scores"]] for one in run.get("evals") or []}
     last: dict[tuple[str, str], StoredEval] = {}
     for one in sorted(
@@ -84,7 +84,7 @@ def _with_metrics(one: StoredEval, metrics: Sequence[str]) -> StoredEval:
     return one if one.metrics else replace(one, metrics=list(metrics))
 
 
-def _run_dir(entry: Entry, run: Mapping[str, Any]) -> Path:
+def run_dir_of(entry: Entry, run: Mapping[str, Any]) -> Path:
     """Beside the record, wherever that has been moved to."""
     given = Path(str(run.get("run_dir") or run["run_id"]))
     beside = entry.record.parent / given.name

@@ -16,8 +16,8 @@ from evsys_sdk.errors import Cancelled, EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
 from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_judged, predicted_pair
 from evsys_sdk.eval.judging import catch_statistics_errors, judge_arms
-from evsys_sdk.eval.verdict import Mode, Verdict
-from evsys_sdk.eval.verdict_text import verdict_lines
+from evsys_sdk.eval.verdict import Comparison, Mode, Verdict
+from evsys_sdk.eval.verdict_text import effect, verdict_lines
 from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
 from evsys_sdk.record.conclusion import Findings, metric_keys, score_keys
@@ -25,6 +25,11 @@ from evsys_sdk.running.task_values import error_counts, is_share_of_tasks, task_
 from evsys_sdk.score_names import is_test_score, metric_of, resolve, score_key
 
 Arms = Mapping[str, Sequence[RunResult]]
+
+
+def not_pruned(arms: Arms) -> Arms:
+    """The arms that a search did not leave behind: only they have come to something that can be compared."""
+    return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
 
 
 def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False, name: str = "NAME") -> Findings:
@@ -133,7 +138,31 @@ def _findings(verdict: Verdict, judged: HypothesisResult | None, metadata: Metad
     if judged is not None:
         data["hypothesis_result"] = judged.as_dict()
         lines.insert(0, judged.line)
+    elif isinstance(metadata.hypothesis, str) and metadata.hypothesis.strip():
+        data["hypothesis_in_words"] = _in_words(verdict)
+        lines.insert(0, data["hypothesis_in_words"])
     return Findings(best_arm=_best(verdict), lines=[*lines, *verdict_lines(verdict)], data=data)
+
+
+def _in_words(verdict: Verdict) -> str:
+    """What was measured, for a hypothesis that is text: the comparison that most likely answers it, and how to write
+    the next hypothesis so that it is judged."""
+    found = _telling(verdict)
+    if found is None or found.difference is None or verdict.constant is not None:
+        return "The hypothesis is in words, and the scores do not answer it: see below."
+    prediction = f"{{arm: {found.arm}, vs: {found.vs}, direction: {'higher' if verdict.mode == 'max' else 'lower'}}}"
+    return (
+        f"The hypothesis is in words, so it is not judged. Measured: {found.arm} is {effect(found, verdict)}, "
+        f"{found.verdict}. To have the next one judged: metadata.hypothesis: {{claim: ..., prediction: {prediction}}}."
+    )
+
+
+def _telling(verdict: Verdict) -> Comparison | None:
+    """The arm on top against the baseline, or the next one where it is the baseline; without one, the untrained."""
+    top = verdict.winner.arm if verdict.winner else None
+    arms = sorted((arm for arm in verdict.arms if arm.mean is not None), key=lambda arm: arm.arm != top)
+    found = [arm.vs_baseline for arm in arms if arm.vs_baseline] + verdict.pairs
+    return next(iter([*found, *(arm.vs_untrained for arm in arms if arm.vs_untrained)]), None)
 
 
 def _best(verdict: Verdict) -> str | None:

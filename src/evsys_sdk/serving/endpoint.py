@@ -7,16 +7,21 @@ that only speaks HTTP can be trained.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote
 
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysError, closest
 from evsys_sdk.protocols import Renderer, Turn
+from evsys_sdk.serving import http
 from evsys_sdk.serving.capture import Capture
 from evsys_sdk.serving.http import Answer, ApiError, Request, json_answer
 from evsys_sdk.serving.replies import Choice, Reply
@@ -27,6 +32,13 @@ from evsys_sdk.surface import ModelInput, SampledSequence, SamplingClient, text_
 _SESSION = re.compile(r"/session/([^/]+)(/.*)")
 DEFAULT_MAX_TOKENS = 1024
 IN_FLIGHT = 1024
+WORKERS = 4
+"""Threads that read requests and write answers."""
+BYTES_PER_TOKEN = 64
+"""Of a request, for each token of context: prose has 4 to 5, JSON with every letter escaped about 30."""
+SMALLEST_BODY_LIMIT = 2**20
+MOST_TOKENS = 2**16
+"""Written at once by a model whose context length is not known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +72,7 @@ class Endpoint:
         self.capture = capture
         self._default_max_tokens, self._in_flight, self._clock = default_max_tokens, in_flight, clock
         self._under_way = 0
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="evsys-endpoint")
 
     async def __call__(self, request: Request) -> Answer:
         session, path = _split_session(request.path)
@@ -95,25 +108,45 @@ class Endpoint:
         return self.models[name]
 
     async def _chat(self, request: Request, session: str | None) -> Answer:
-        body = read_request(request.body)
+        body, model, prompt = await self._in_worker(self._read_chat, request.body)
         session = session or request.headers.get("x-session-id") or body.session_id
-        model = self._model(body.model)
-        prompt = self._prompt(model, body)
         sampling = body.sampling(self._room(model, prompt, body))
         with self._place(), self._told_of_failure(session):
             output = await model.sampler.sample(ModelInput.from_ints(prompt), body.n or 1, sampling)
             _check(output.sequences, body.n or 1)
+        reply, answer = await self._in_worker(self._write_chat, model, body, prompt, output.sequences)
+        self._remember(session, model, reply)
+        return answer
+
+    async def _in_worker[T](self, work: Callable[..., T], *arguments: Any) -> T:
+        """On a thread: what takes long in a large request must not keep other callers waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+
+    def _read_chat(self, body: bytes) -> tuple[ChatRequest, ServedModel, list[int]]:
+        request = read_request(body)
+        model = self._model(request.model)
+        return request, model, self._prompt(model, request)
+
+    def _write_chat(
+        self, model: ServedModel, body: ChatRequest, prompt: list[int], sequences: list[SampledSequence]
+    ) -> tuple[Reply, Answer]:
         reply = Reply(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             created=int(self._clock()),
             request=body,
             prompt=prompt,
-            choices=[self._choice(model, body, sequence) for sequence in output.sequences],
+            choices=[self._choice(model, body, sequence) for sequence in sequences],
             tokenizer=model.renderer.tokenizer,
         )
-        answer = reply.answer()
-        self._remember(session, model, reply)
-        return answer
+        return reply, reply.answer()
+
+    def body_bytes(self) -> int:
+        """How long a request may be: no text that fits the models here is longer."""
+        lengths = [model.context_length for model in self.models.values()]
+        known = [length for length in lengths if length is not None]
+        if not known or len(known) < len(lengths):
+            return http.BODY_BYTES
+        return min(http.BODY_BYTES, max(SMALLEST_BODY_LIMIT, max(known) * BYTES_PER_TOKEN))
 
     def _prompt(self, model: ServedModel, body: ChatRequest) -> list[int]:
         try:
@@ -126,7 +159,7 @@ class Endpoint:
         """Tokens that may be written: as many as asked for, and no more than fit."""
         wanted = body.wanted_tokens or self._default_max_tokens
         if model.context_length is None:
-            return wanted
+            return min(wanted, MOST_TOKENS)
         if len(prompt) >= model.context_length:
             raise ApiError(
                 400,
@@ -190,3 +223,5 @@ def _check(sequences: list[SampledSequence], count: int) -> None:
     for sequence in sequences:
         if len(sequence.tokens) != len(sequence.logprobs):
             raise BackendError(f"the sampler gave {len(sequence.tokens)} tokens with {len(sequence.logprobs)} logprobs")
+        if any(math.isnan(logprob) for logprob in sequence.logprobs):
+            raise BackendError("the sampler gave a log probability that is not a number: have the weights diverged?")

@@ -17,6 +17,13 @@ from typing import Any
 from evsys_sdk.logs import get_logger
 
 BODY_BYTES = 32 * 2**20
+"""Of one request; less where the served models' context lengths are known."""
+HEAD_SECONDS = 20.0
+"""For the head of a request to arrive."""
+PAUSE_SECONDS = 30.0
+"""Between two pieces of a body."""
+BODY_SECONDS = 300.0
+"""For a whole body."""
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
@@ -44,7 +51,7 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 def json_answer(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    body = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    body = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
     return Answer(parts=[body], status=status, headers=headers or {})
 
 
@@ -80,8 +87,10 @@ class Door:
                 raise ApiError(401, "this endpoint needs its key (Authorization: Bearer ...)", code="invalid_api_key")
             return
         # Without a key the only guard is that nobody else reaches this machine's loopback. A web page in a browser on
-        # this machine does: it sends an Origin, or has made its own name point here and sends that as Host.
-        if "origin" in headers or not is_loopback(_host_of(headers.get("host", "localhost"))):
+        # this machine does: it sends an Origin, or has made its own name point here and sends that as Host. A picture
+        # or a form of such a page comes without an Origin, but the browser says where it is from.
+        foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if foreign or "origin" in headers or not is_loopback(_host_of(headers.get("host", "localhost"))):
             raise ApiError(403, "requests from web pages are refused; start the endpoint with a key to allow them")
 
 
@@ -99,8 +108,8 @@ def _host_of(header: str) -> str:
 class App:
     """The ASGI application."""
 
-    def __init__(self, handler: Handler, door: Door) -> None:
-        self._handler, self._door = handler, door
+    def __init__(self, handler: Handler, door: Door, body_bytes: Callable[[], int] = lambda: BODY_BYTES) -> None:
+        self._handler, self._door, self._body_bytes = handler, door, body_bytes
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,7 +119,7 @@ class App:
             # `path` has lost which slashes were written as %2F.
             path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
             self._door.check(path, headers)
-            request = Request(scope["method"], path, headers, await _read(headers, receive))
+            request = Request(scope["method"], path, headers, await _read(headers, receive, self._body_bytes()))
             answer = await _unless_gone(self._handler(request), receive)
         except Exception as exc:
             answer = _as_api_error(exc).answer()
@@ -136,20 +145,36 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _read(headers: Mapping[str, str], receive: Receive) -> bytes:
+async def _read(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:
     if headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "compressed bodies are not read")
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > most:
+        raise _too_large(most)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read_pieces(receive, most)
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time; send the request again") from None
+
+
+async def _read_pieces(receive: Receive, most: int) -> bytes:
     parts: list[bytes] = []
     size, more = 0, True
     while more:
-        event = await receive()
+        async with asyncio.timeout(PAUSE_SECONDS):
+            event = await receive()
         if event["type"] == "http.disconnect":
             raise ApiError(400, "the connection ended within the body")
         parts.append(event.get("body", b""))
         size, more = size + len(parts[-1]), event.get("more_body", False)
-        if size > BODY_BYTES:
-            raise ApiError(413, f"a body may have {BODY_BYTES} bytes")
+        if size > most:
+            raise _too_large(most)
     return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"a body may have {most} bytes: more text does not fit the models served here")
 
 
 def _as_api_error(exc: Exception) -> ApiError:

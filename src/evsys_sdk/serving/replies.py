@@ -17,6 +17,8 @@ from evsys_sdk.serving.request import ChatRequest
 from evsys_sdk.serving.tools import Call
 from evsys_sdk.surface import SampledSequence, Tokenizer
 
+IMPOSSIBLE = -9999.0
+"""The log probability of what cannot be, as OpenAI and vLLM write it: JSON has no infinity."""
 _WORDS = re.compile(r"\s*\S+\s*|\s+")
 
 
@@ -49,7 +51,7 @@ class Reply:
     def answer(self) -> Answer:
         if not self.request.stream:
             return json_answer(self.whole())
-        events = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in self.events()]
+        events = [f"data: {json.dumps(event, ensure_ascii=False, allow_nan=False)}\n\n" for event in self.events()]
         parts = [event.encode("utf-8", "replace") for event in [*events, "data: [DONE]\n\n"]]
         return Answer(parts=parts, content_type="text/event-stream", headers={"cache-control": "no-cache"})
 
@@ -98,7 +100,12 @@ class Reply:
     def _logprobs(self, sequence: SampledSequence) -> list[dict[str, Any]]:
         texts = [self.tokenizer.decode([token]) for token in sequence.tokens]
         return [
-            {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
+            {
+                "token": text,
+                "logprob": max(logprob, IMPOSSIBLE),
+                "bytes": list(text.encode("utf-8", "replace")),
+                "top_logprobs": [],
+            }
             for text, logprob in zip(texts, sequence.logprobs, strict=True)
         ]
 

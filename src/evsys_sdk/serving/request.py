@@ -7,6 +7,7 @@ the answer and cannot be honoured are refused; others that OpenAI's clients send
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,9 +28,9 @@ class ChatRequest(BaseModel):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
+    top_k: int | None = Field(default=None, ge=-1)
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     stop: str | list[str] | None = None
     seed: int | None = None
@@ -84,7 +85,7 @@ class ChatRequest(BaseModel):
 def read_request(body: bytes) -> ChatRequest:
     """The request in `body`; a 400 when it is none or asks for too much."""
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as exc:
         raise ApiError(400, f"the body is not JSON: {exc}") from exc
     try:
@@ -95,6 +96,14 @@ def read_request(body: bytes) -> ChatRequest:
     _check_tools(request.tools or [])
     _refuse(request)
     return request
+
+
+def _finite(text: str) -> float:
+    """Python reads NaN and Infinity, and 1e999 as infinity; JSON has none of them."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def _bad_field(exc: ValidationError) -> ApiError:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from evsys_engine.http_protocol import timed_protocol
 from evsys_sdk.errors import EvsysError, need
+from evsys_sdk.serving import http
 from evsys_sdk.serving.endpoint import Endpoint
 from evsys_sdk.serving.http import App, Door, is_loopback
 
@@ -59,7 +61,7 @@ async def running(endpoint: Endpoint, address: Address = LOOPBACK) -> AsyncItera
     """The endpoint, answering in this event loop."""
     address.check()
     _allow_many_connections()
-    server = _uvicorn_server(App(endpoint, Door(address.key)))
+    server = _uvicorn_server(App(endpoint, Door(address.key), endpoint.body_bytes))
     listener = _listen(address)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -161,6 +163,7 @@ def _uvicorn_server(app: App) -> Any:
 
     config = uvicorn.Config(
         app,
+        http=timed_protocol(http.HEAD_SECONDS),
         lifespan="off",
         log_config=None,
         log_level="warning",

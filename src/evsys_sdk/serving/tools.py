@@ -8,7 +8,6 @@ calls and results are written into the text, in the usual `<tool_call>{json}</to
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from evsys_sdk.data_types import content_text, with_tools
 from evsys_sdk.protocols import Renderer
 from evsys_sdk.surface import Messages
 
-_BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)  # the last one may be left open
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PROBE = "evsys_probe"
 _DESCRIPTION = """# Tools
 
@@ -103,15 +102,21 @@ def read_calls(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[Call]]
     if not tools:
         return text, []
     calls: list[Call] = []
-
-    def take(block: re.Match[str]) -> str:
-        found = _calls_in(parsed_json(block[1]))
+    rest: list[str] = []
+    end = 0
+    # Searched for rather than matched: a pattern with `.*?` takes quadratic time on a long run of spaces.
+    while (begin := text.find(_OPEN, end)) >= 0:
+        rest.append(text[end:begin])
+        closed = text.find(_CLOSE, begin)
+        inside = text[begin + len(_OPEN) : closed if closed >= 0 else len(text)]  # the last one may be left open
+        end = closed + len(_CLOSE) if closed >= 0 else len(text)
+        found = _calls_in(parsed_json(inside.strip()))
         calls.extend(found)
-        return "" if found else block[0]
-
-    rest = _BLOCK.sub(take, text)
+        if not found:
+            rest.append(text[begin:end])
+    rest.append(text[end:])
     if calls:
-        return rest.strip(), calls
+        return "".join(rest).strip(), calls
     names = {tool["function"]["name"] for tool in tools}
     bare = _calls_in(parsed_json(text.strip()))  # some templates teach calls without tags
     return ("", bare) if bare and all(call.name in names for call in bare) else (text, [])

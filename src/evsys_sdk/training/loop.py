@@ -35,6 +35,7 @@ from evsys_sdk.training.checkpoints import Checkpoint, Manifest, manifest_path
 from evsys_sdk.training.step_metrics import learning_metrics, speed_metrics
 
 
+@runtime_checkable
 class StepBuilder(Protocol):
     """What should the next step learn from?"""
 
@@ -153,7 +154,7 @@ async def run_loop(
     """Train `plan.total_steps` steps, or until a hook says stop; the final weights are always kept.
 
     Where `ctx.resume` is set and an earlier attempt left a checkpoint, training goes on from there."""
-    loop = Loop(builder, client, service, ctx, plan, clock)
+    loop = TrainingLoop(builder, client, service, ctx, plan, clock=clock)
     try:
         return await loop.run()
     except BackendUnavailable as exc:
@@ -164,8 +165,8 @@ async def run_loop(
         ) from exc
 
 
-class Loop:
-    """One loop in motion."""
+class TrainingLoop:
+    """Trains `builder`'s batches on `client` by `plan`, with checkpoints, hooks and resume; `run_loop` drives it."""
 
     def __init__(
         self,
@@ -174,7 +175,8 @@ class Loop:
         service: TrainingService,
         ctx: RunContext,
         plan: LoopPlan,
-        clock: Callable[[], float],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         self.builder, self.client, self.service, self.ctx, self.plan = builder, client, service, ctx, plan
         self.clock = clock
@@ -228,7 +230,7 @@ class Loop:
         adam = AdamParams(learning_rate=plan.learning_rate(step), grad_clip_norm=plan.max_grad_norm)
         outputs, optim = await _train(self.client, batch, adam, plan.grad_accumulation)
         metrics = learning_metrics(batch, outputs, optim, adam) | speed_metrics(batch, self.clock() - began)
-        metrics = {**self.builder.step_metrics(step, batch, outputs), **metrics}
+        metrics = {**batch.metrics, **self.builder.step_metrics(step, batch, outputs), **metrics}
         _refuse_nan(step, metrics, batch, self.manifest)
         self.weights = Weights(self.client, self.service, step)
         self.result.note(step, metrics)

@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -47,6 +47,8 @@ class AdaptedVerifier:
     call: RawCall
     settings: Any = None
     """What the params must fit, a class or something with a `Config`; None when anything goes."""
+    params: Params = field(default_factory=dict)
+    """Settings for `verify`, which takes none."""
     is_aside: bool = False
     """Plain code of somebody else: `ajudge` runs it beside the event loop, because it may never come back."""
 
@@ -80,8 +82,18 @@ class AdaptedVerifier:
         ask = getattr(self.target, "why_not", None)
         return ask(params) if callable(ask) else None
 
-    def __call__(self, model_output: str, expected: Any, params: Params, *, prompt: Any = None) -> float:
-        return self.judge(model_output, expected, params, prompt=prompt).reward
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """The reward of `(model_output, expected, params)` or of `(completion, expected, **params)`, whichever form the
+        verifier itself has. With settings alone, `get_verifier(name)(**params)`: the same verifier with these as its
+        params, for `verify`."""
+        if not args:
+            return replace(self, params={**self.params, **settings})
+        output, expected, params = [*args, None, None][:3]
+        return self.judge(output, expected, {**self.params, **(params or {}), **settings}).reward
+
+    def verify(self, *, prompt: Any, completion: str, target: Any) -> VerificationResult:
+        """The class form of the published protocol, with the params that this verifier was made with."""
+        return self.judge(completion, target, self.params, prompt=prompt)
 
     def judge(
         self, model_output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+import torch
 from tiny_models import tiny_tokenizer
 
 from evsys_engine import sampling
@@ -193,3 +194,37 @@ def test_closing_breaks_off_what_runs_and_what_waits_and_leaves_no_thread(sample
     assert not any(thread.name == "evsys-sample-queue" for thread in threading.enumerate())
     with pytest.raises(EngineError, match="closed"):
         line.submit(request(0)).result(LONG)
+
+
+def test_a_row_whose_logits_are_not_finite_fails_alone(queue, sampler, monkeypatch):
+    one = sampler()
+    decoder = one._decoder()
+    prefill = type(decoder).prefill
+
+    def poisoned(self, prompts, *arguments, **options):
+        read = prefill(self, prompts, *arguments, **options)
+        for row, tokens in enumerate(prompts):
+            if tokens[0] == 7:
+                with torch.inference_mode():
+                    read.logits[row] = float("nan")
+        return read
+
+    good = SampleRequest(tokens=[5, 6], max_tokens=6, seed=1, end_of_text=False)
+    alone = one.sample([good])[0]
+    monkeypatch.setattr(type(decoder), "prefill", poisoned)
+    ours = queue(one)
+    bad = ours.submit(SampleRequest(tokens=[7, 8], max_tokens=6, seed=1))
+    beside = ours.submit(good)
+    assert beside.result(LONG).rows == alone.rows
+    with pytest.raises(EngineError, match="not finite"):
+        bad.result(LONG)
+
+
+def test_a_temperature_near_zero_fails_no_neighbour(queue):
+    ours = queue()
+    good = SampleRequest(tokens=[5, 6], max_tokens=6, seed=1, end_of_text=False)
+    alone = ours.submit(good).result(LONG)
+    answers = [ours.submit(SampleRequest(tokens=[5], max_tokens=6, temperature=1e-320)), ours.submit(good)]
+    cold, beside = (answer.result(LONG) for answer in answers)
+    likeliest = ours.submit(SampleRequest(tokens=[5], max_tokens=6, temperature=0.0)).result(LONG)
+    assert beside.rows == alone.rows and cold.rows == likeliest.rows

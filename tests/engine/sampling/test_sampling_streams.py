@@ -11,7 +11,6 @@ import torch
 from evsys_engine import picking
 from evsys_engine.picking import Picker, Settings
 from evsys_engine.streams import BLOCK, RowStream, fresh_seed
-from evsys_engine.types import EngineError
 
 CPU = torch.device("cpu")
 PLAIN = Settings(1.0, -1, 1.0)
@@ -115,6 +114,25 @@ def test_an_impossible_token_is_never_drawn(uniform):
     assert pick(logits, [Settings(1.0, -1, 0.9)], [uniform]) in ([137], [500])
 
 
-def test_diverged_weights_are_named_instead_of_sampled():
-    with pytest.raises(EngineError, match="not finite"):
-        pick(torch.tensor([[0.0, torch.nan, 1.0]]), [PLAIN], [0.5])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_is_told_apart_and_spoils_no_neighbour(poison):
+    torch.manual_seed(6)
+    good, bad = torch.randn(1, 500), torch.randn(1, 500)
+    bad[0, 3] = poison
+    for settings in (PLAIN, Settings(0.7, 5, 0.9), Settings(0.0, -1, 1.0)):
+        tokens, logprobs = Picker([settings] * 2, CPU).pick(torch.cat([bad, good]), [0.4, 0.4])
+        assert math.isnan(logprobs[0])
+        assert (tokens[1:], logprobs[1:]) == Picker([settings], CPU).pick(good, [0.4])
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-45, 1e-39, 1e-38, 1e-10, 1e300, 1.7e308])
+@pytest.mark.parametrize(("top_k", "top_p"), [(-1, 1.0), (5, 1.0), (-1, 0.9), (3, 5e-324)])
+def test_an_odd_temperature_makes_no_nan_and_changes_nothing_for_a_neighbour(temperature, top_k, top_p):
+    torch.manual_seed(7)
+    logits = torch.randn(2, 500) * 4
+    odd = Settings(temperature, top_k, top_p)
+    tokens, logprobs = Picker([odd, PLAIN], CPU).pick(logits, [0.6, 0.6])
+    assert all(math.isfinite(logprob) for logprob in logprobs)
+    assert (tokens[1], logprobs[1]) == tuple(found[0] for found in Picker([PLAIN], CPU).pick(logits[1:], [0.6]))
+    if temperature < 1:
+        assert tokens[0] == int(logits[0].argmax())

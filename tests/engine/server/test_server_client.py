@@ -49,6 +49,19 @@ def test_loss_and_logprobs_are_those_of_the_model(training, toy):
     assert output.metrics["loss:sum"] == pytest.approx(-(expected * weights).sum().item(), rel=1e-5)
 
 
+def test_a_call_this_server_does_not_offer_leaves_the_next_one_alone(training):
+    began = time.monotonic()
+    with pytest.raises(tinker.NotFoundError, match="save_weights_external"):
+        training.save_weights_external("out").result()
+    assert loss_of(training) > 0
+    assert time.monotonic() - began < 60  # it was 120 s
+
+
+def test_a_norm_that_is_not_finite_reaches_the_client_as_such(training, monkeypatch):
+    monkeypatch.setattr("toy_engine.ToyAdapter.optim_step", lambda self, settings: {"grad_norm": float("nan")})
+    assert np.isnan(training.optim_step(ADAM).result().metrics["grad_norm"])
+
+
 def test_gradients_add_up_until_the_optimiser_steps(client, toy):
     def norm_after(calls):
         training = client.create_lora_training_client(base_model=toy.info.name, rank=4)

@@ -69,6 +69,14 @@ def test_training_over_the_wire_is_training_in_the_process(training, engine):
     np.testing.assert_array_equal(logprobs_of(training), told)
 
 
+def test_target_tokens_alone_are_a_cross_entropy_with_weights_of_one(training):
+    alone = types.Datum(
+        model_input=types.ModelInput.from_ints(PROMPT[:-1]), loss_fn_inputs={"target_tokens": PROMPT[1:]}
+    )
+    losses = [training.forward([one], "cross_entropy").result().metrics["loss:sum"] for one in (alone, datum())]
+    assert losses[0] == losses[1] > 0
+
+
 def test_supervised_training_lowers_the_loss(training):
     losses = [step(training)[0] for _ in range(10)]
     assert losses[-1] < losses[0] / 2

@@ -94,6 +94,121 @@ def test_a_number_that_never_comes_does_not_stop_the_model_for_ever(toy, tmp_pat
         eventually(lambda: toy.log == ["optim_step"] * 2)
 
 
+def post_piece(plain, body, length):
+    """Announce `length` bytes, send `body`, and do not wait for leave to send the rest."""
+    connection = http.client.HTTPConnection(plain.url.removeprefix("http://"), timeout=20)
+    connection.putrequest("POST", "/api/v1/forward_backward")
+    connection.putheader("Content-Type", PROTOBUF["Content-Type"])
+    connection.putheader("Content-Length", str(length))
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+REFUSALS = {
+    "a route that does not exist": lambda plain, model: plain(
+        "save_weights_external", {"model_id": model, "seq_id": 1}
+    ),
+    "a bad field": lambda plain, model: plain("save_weights", {"model_id": model, "seq_id": 1, "ttl_seconds": -5}),
+    "a number that JSON does not have": lambda plain, model: plain(
+        "optim_step", f'{{"model_id": "{model}", "seq_id": 1, "adam_params": {{"learning_rate": NaN}}}}'.encode()
+    ),
+    "the wrong content type": lambda plain, model: plain("forward_backward", {"model_id": model, "seq_id": 1}),
+    "garbage behind the number": lambda plain, model: plain(
+        "forward_backward", batch(model, 1)[: 2 + len(model) + 2] + b"\xff\xff", **PROTOBUF
+    ),
+    "a body that is too large": lambda plain, model: post_piece(plain, batch(model, 1), 2**40),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refused_call_does_not_hold_up_the_next_one(plain, toy, refusal):
+    _, model = plain.open_model(toy.info.name)
+    status, _ = REFUSALS[refusal](plain, model)
+    assert 400 <= status < 500
+    ticket = plain("optim_step", optim_step(model, 2))[1]
+    # The limit of this server is 120 s; the answer is polled for at most 25.
+    assert "metrics" in plain("retrieve_future", {"request_id": ticket["request_id"]}, timeout=60)[1]
+    status, answer = plain("optim_step", optim_step(model, 1))
+    assert status == 409 and "refused" in answer["detail"]
+
+
+def test_a_refused_call_may_be_corrected_under_its_number(plain, toy):
+    _, model = plain.open_model(toy.info.name)
+    assert plain("save_weights", {"model_id": model, "seq_id": 1, "ttl_seconds": -5})[0] == 400
+    ticket = plain("optim_step", optim_step(model, 1))[1]
+    assert "metrics" in plain("retrieve_future", {"request_id": ticket["request_id"]})[1]
+
+
+def test_a_refused_call_does_not_let_a_later_one_overtake_those_before_it(plain, toy):
+    _, model = plain.open_model(toy.info.name)
+    assert plain("save_weights_external", {"model_id": model, "seq_id": 2})[0] == 404
+    last = plain("optim_step", optim_step(model, 3))[1]
+    assert toy.log == []
+    plain("forward_backward", batch(model, 1), **PROTOBUF)
+    assert plain("retrieve_future", {"request_id": last["request_id"]})[0] == 200
+    assert toy.log == ["forward_backward", "optim_step"]
+
+
+def test_the_same_number_with_another_payload_is_a_conflict(plain, toy):
+    session, model = plain.open_model(toy.info.name)
+    first = plain("optim_step", optim_step(model, 1))
+    other = {**optim_step(model, 1), "adam_params": {"learning_rate": 0.2}}
+    status, answer = plain("optim_step", other)
+    assert status == 409 and "different request" in answer["detail"]
+    assert plain("forward_backward", batch(model, 1), **PROTOBUF)[0] == 409
+    assert plain("optim_step", {**optim_step(model, 1), "retries": 3}) == first  # a key the server does not read
+    plain("forward_backward", batch(model, 2), **PROTOBUF)
+    assert plain("forward_backward", batch(model, 2, forward_only=True), **PROTOBUF)[0] == 409
+
+    again = {"session_id": session, "model_seq_id": 0, "base_model": toy.info.name}
+    assert plain("create_model", {**again, "lora_config": {"rank": 1}})[0] == 409
+    ask = {"session_id": session, "sampling_session_seq_id": 0, "base_model": toy.info.name}
+    sampler = plain("create_sampling_session", ask)[1]["sampling_session_id"]
+    path = "tinker://run/sampler_weights/one"
+    assert plain("create_sampling_session", {**ask, "base_model": None, "model_path": path})[0] == 409
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [2]}]}
+    sample = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+    assert plain("asample", sample)[0] == 200
+    assert plain("asample", {**sample, "num_samples": 2})[0] == 409
+
+
+def test_a_run_without_checkpoints_does_not_break_the_lists(plain, toy, server):
+    session, model = plain.open_model(toy.info.name)
+    other_session, other = plain.open_model(toy.info.name)
+    for name, number in ((model, 1), (other, 1)):
+        ticket = plain("save_weights", {"model_id": name, "path": "one", "seq_id": number})[1]
+        assert "path" in plain("retrieve_future", {"request_id": ticket["request_id"]})[1]
+    assert plain(f"training_runs/{model}/checkpoints/weights/one", method="DELETE")[0] == 200
+    plain(f"sessions/{session}/finish", b"{}")
+    plain(f"sessions/{other_session}/finish", b"{}")
+    (server.service.checkpoints.folder / "torn" / "weights" / "one").mkdir(parents=True)
+    (server.service.checkpoints.folder / "torn" / "weights" / "one" / "checkpoint.json").write_text("{")
+    status, answer = plain("training_runs")
+    assert status == 200 and [run["training_run_id"] for run in answer["training_runs"]] == [other]
+    assert plain(f"training_runs/{model}")[0] == 404
+    status, answer = plain("checkpoints")
+    assert status == 200 and [found["checkpoint_id"] for found in answer["checkpoints"]] == ["weights/one"]
+
+
+def test_a_checkpoint_id_without_its_kind_is_named_as_such(plain, toy):
+    _, model = plain.open_model(toy.info.name)
+    for method, path in (("DELETE", "one"), ("PUT", "one/ttl")):
+        status, answer = plain(f"training_runs/{model}/checkpoints/{path}", method=method)
+        assert status == 400 and "weights/one or sampler_weights/one" in answer["detail"]
+    assert plain(f"training_runs/{model}/checkpoints/weights/one", method="DELETE")[0] == 404
+
+
+def test_an_answer_is_json_whatever_the_numbers(plain, toy, monkeypatch):
+    monkeypatch.setattr(
+        "toy_engine.ToyAdapter.optim_step", lambda self, settings: {"grad_norm": float("nan"), "x": float("-inf")}
+    )
+    _, model = plain.open_model(toy.info.name)
+    ticket = plain("optim_step", optim_step(model, 1))[1]
+    answer = plain("retrieve_future", {"request_id": ticket["request_id"]})[1]
+    assert answer["metrics"] == {"grad_norm": "NaN", "x": "-Infinity"}
+
+
 def test_a_client_that_does_not_count_is_served_in_the_order_it_comes(plain, toy):
     _, model = plain.open_model(toy.info.name)
     tickets = [plain("optim_step", optim_step(model, None))[1] for _ in range(3)]
@@ -109,6 +224,9 @@ def test_a_client_that_does_not_count_is_served_in_the_order_it_comes(plain, toy
         ("optim_step", b"[" * 100_000, {}, 400, "not JSON"),
         ("optim_step", b"\xff\xfe", {}, 400, "not JSON"),
         ("optim_step", b"[]", {}, 400, "body"),
+        ("create_session", b'{"user_metadata": {"x": NaN}}', {}, 400, "not a finite number"),
+        ("create_session", b'{"user_metadata": {"x": -Infinity}}', {}, 400, "not a finite number"),
+        ("create_session", b'{"user_metadata": {"x": 1e999}}', {}, 400, "1e999 is not a finite number"),
         ("optim_step", {"seq_id": 1}, {}, 400, "model_id"),
         ("optim_step", {"model_id": "session-x-train-0", "seq_id": 1}, {}, 404, "unknown"),
         ("forward_backward", b"\x00\x01garbage", PROTOBUF, 400, "not a ForwardBackwardRequest"),
@@ -148,6 +266,26 @@ def test_a_body_that_is_too_large_is_refused_even_when_it_does_not_say_so(toy, t
         assert connection.getresponse().status == 413
 
 
+def test_a_long_json_body_is_refused_before_it_is_read(toy, tmp_path):
+    with background_server(toy, tmp_path, limits=Limits(json_bytes=1000)) as server:
+        plain = Plain(server.url)
+        _, model = plain.open_model(toy.info.name)
+        assert plain("create_session", b"x" * 1001)[0] == 413
+        request = batch(model, 1) + b"\0" * 1001  # protobuf has a limit of its own
+        assert "not a ForwardBackwardRequest" in plain("forward_backward", request, **PROTOBUF)[1]["detail"]
+
+
+@pytest.mark.parametrize("params", [{"top_k": -2}, {"temperature": -1}, {"top_p": 0}, {"max_tokens": 0}])
+def test_settings_that_make_no_sense_are_refused_at_once(plain, toy, params):
+    session, _ = plain.open_model(toy.info.name)
+    ask = {"session_id": session, "sampling_session_seq_id": 0, "base_model": toy.info.name}
+    sampler = plain("create_sampling_session", ask)[1]["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [2]}]}
+    sample = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt, "sampling_params": params}
+    status, answer = plain("asample", sample)
+    assert status == 400 and next(iter(params)) in answer["detail"]
+
+
 def test_with_a_key_nothing_works_without_it(toy, tmp_path, connect):
     tinker = pytest.importorskip("tinker")
     with background_server(toy, tmp_path, Address(key="tml-secret")) as server:
@@ -176,6 +314,44 @@ def test_web_pages_cannot_reach_a_server_without_a_key(plain):
     assert plain("healthz", Origin="https://example.org")[0] == 403
     assert plain("healthz", Host="rebound.example.org")[0] == 403
     assert plain("healthz", Host="localhost:1")[0] == 200
+    for site, status in {"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200}.items():
+        assert plain("healthz", **{"Sec-Fetch-Site": site})[0] == status
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /api/v1/create_session HT", b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\n"],
+)
+def test_a_request_whose_head_does_not_arrive_is_given_up(toy, tmp_path, sent):
+    with background_server(toy, tmp_path, limits=Limits(head_seconds=0.3)) as server:
+        assert first_line(server, sent).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("limits", [Limits(pause_seconds=0.3), Limits(body_seconds=0.3)])
+def test_a_request_whose_body_does_not_arrive_is_given_up(toy, tmp_path, limits):
+    head = b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    with background_server(toy, tmp_path, limits=limits) as server:
+        assert first_line(server, head).startswith(b"HTTP/1.1 408")
+
+
+def test_the_head_of_the_second_request_on_a_connection_has_its_time_too(toy, tmp_path):
+    whole = b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with background_server(toy, tmp_path, limits=Limits(head_seconds=3)) as server:
+        with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=30) as connection:
+            connection.sendall(whole)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(3.5)  # between two requests there is more time
+            connection.sendall(whole[:10])
+            assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def first_line(server, sent):
+    with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=30) as connection:
+        connection.sendall(sent)
+        return connection.recv(1000).partition(b"\r\n")[0]
 
 
 def test_a_result_that_is_not_there_yet_is_asked_for_again(toy_folder, tmp_path):

@@ -73,7 +73,7 @@ def test_the_command_lines_ceiling_holds_and_keeps_the_recipes_schedule(tmp_path
         ({}, 7, 7),
         ({"num_epochs": 3}, 7, 21),
         ({"max_steps": 200}, 7, 200),
-        ({"max_steps": 200, "num_epochs": 3}, 7, 21),
+        ({"max_steps": 200, "num_epochs": 3}, 7, 200),
         ({"max_steps": 5, "num_epochs": 3}, 7, 5),
         ({"max_steps": 5}, None, 5),
         ({}, None, None),

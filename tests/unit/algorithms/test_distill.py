@@ -149,7 +149,7 @@ def test_what_the_backend_lacks_is_said():
 
 def test_every_setting_is_read(tmp_path, teacher):
     given = {"teacher": {"load_checkpoint_path": teacher[0].artifacts["final_sampler"]}, "max_tokens": 4}
-    algorithm = Distill(**Distill.Config(max_steps=2, **given).model_dump())
+    algorithm = Distill(**Distill.Config(**given).model_dump())
     forget(algorithm.cfg)
     algorithm.train(_context(tmp_path))
     assert list(unread(algorithm.cfg)) == []

@@ -146,7 +146,7 @@ class Bare(MockBackend):
 
 
 def test_every_setting_is_read(tmp_path):
-    algorithm = DPO(**DPO.Config(max_steps=2).model_dump())
+    algorithm = DPO(**DPO.Config().model_dump())
     forget(algorithm.cfg)
     algorithm.train(training_context(tmp_path, _rows()))
     assert list(unread(algorithm.cfg)) == []

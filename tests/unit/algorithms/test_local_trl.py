@@ -246,7 +246,7 @@ def test_a_datum_becomes_trls_row():
 
 @pytest.mark.parametrize("kind", [LocalSFT, LocalRL])
 def test_every_setting_is_read(tmp_path, kind):
-    small = {"max_steps": 1, "batch_size": 1, "num_samples": 2, "max_tokens": 2}
+    small = {"num_epochs": 1, "batch_size": 3, "num_samples": 2, "max_tokens": 2}
     known = kind.Config.model_fields
     algorithm = kind(**kind.Config(**{key: value for key, value in small.items() if key in known}).model_dump())
     forget(algorithm.cfg)

@@ -405,7 +405,7 @@ def test_the_metrics_of_a_step(tmp_path):
 
 
 def test_every_setting_is_read(tmp_path):
-    algorithm = RL(**RL.Config(max_steps=2, num_samples=4, kl_coef=0.1, max_tokens=4).model_dump())
+    algorithm = RL(**RL.Config(num_samples=4, kl_coef=0.1, max_tokens=4).model_dump())
     forget(algorithm.cfg)
     algorithm.train(_context(tmp_path))
     assert list(unread(algorithm.cfg)) == []

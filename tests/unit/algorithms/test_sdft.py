@@ -243,7 +243,7 @@ def test_one_seed_repeats_exactly(tmp_path, follower):
 
 
 def test_every_setting_is_read(tmp_path, follower):
-    algorithm = SDFT(**SDFT.Config(max_steps=2, teacher="ema", max_tokens=4).model_dump())
+    algorithm = SDFT(**SDFT.Config(teacher="ema", max_tokens=4).model_dump())
     forget(algorithm.cfg)
     algorithm.train(_context(tmp_path, start_from=follower))
     assert list(unread(algorithm.cfg)) == []

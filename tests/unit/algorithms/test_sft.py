@@ -272,7 +272,7 @@ def test_a_chat_of_a_model_that_rewrites_earlier_turns_becomes_a_datum_per_turn(
 
 
 def test_every_setting_is_read(tmp_path):
-    algorithm = SFT(**SFT.Config(max_steps=2).model_dump())
+    algorithm = SFT(**SFT.Config().model_dump())
     forget(algorithm.cfg)
     algorithm.train(training_context(tmp_path, _rows()))
     assert list(unread(algorithm.cfg)) == []

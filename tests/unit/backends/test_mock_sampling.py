@@ -41,6 +41,11 @@ async def test_what_was_taught_is_said_greedily_and_ends_with_the_end_of_the_tur
     assert sequence.tokens[-1] == tokenizer.eos_token_id and sequence.stop_reason == "stop"
 
 
+async def test_a_temperature_near_zero_is_zero(sampler):
+    cold = await _one(sampler, PROMPT, temperature=1e-320, seed=1, max_tokens=8)
+    assert cold == await _one(sampler, PROMPT, temperature=0.0, max_tokens=8)
+
+
 async def test_a_completion_that_uses_up_its_length_says_so(taught):
     sequence = await _one(*taught, temperature=0.0, max_tokens=5)
     assert bytes(sequence.tokens) == b"it is" and sequence.stop_reason == "length"
@@ -194,6 +199,7 @@ async def test_the_untrained_model_is_there_without_a_path(service, imitate):
         ([1], 0, {}, "num_samples is 0"),
         ([1], 1, {"max_tokens": 0}, "max_tokens is 0"),
         ([1], 1, {"temperature": -1.0}, r"temperature is -1\.0"),
+        ([1], 1, {"temperature": float("inf")}, "temperature is inf"),
         ([1], 1, {"top_p": 0.0}, r"top_p is 0\.0"),
     ],
 )

@@ -183,7 +183,7 @@ def test_another_seed_draws_other_completions_and_the_same_seed_the_same(capsys,
 
 
 def test_a_hosted_model_is_scored_with_its_cost(provider, capsys):
-    code, found = score(capsys, *provider.flags, "--metrics", "pass@1", "cost_per_task", "--limit", "3")
+    code, found = score(capsys, *provider.flags, "--metrics", "pass@1", "cost", "--limit", "3")
     assert code == 0
     assert [one["value"] for one in found["scores"]] == [1.0, pytest.approx((7 * 1.25 + 5 * 10) / 1e6)]
     assert found["usage"]["input_tokens"] == 21

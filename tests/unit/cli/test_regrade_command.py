@@ -262,10 +262,10 @@ def test_what_hosted_models_answered_is_graded_beside_the_runs(project, regraded
 
 def test_a_new_record_can_be_regraded_itself(project, regraded):
     regraded("outputs/r0", "--verifier", "format_only")
-    told = regraded("outputs/r0/regrades/1", "--verifier", "exact_match", "--metrics", "pass@1", "tokens_per_task")
+    told = regraded("outputs/r0/regrades/1", "--verifier", "exact_match", "--metrics", "pass@1", "tokens")
     old, new, _ = scores(told)
     assert (old["value"], new["value"]) == (0.0, pytest.approx(1 / 3))
-    assert scores(told, "tokens_per_task")[1]["value"] == 3  # counted, though the tokens stay in the old record
+    assert scores(told, "tokens")[1]["value"] == 3  # counted, though the tokens stay in the old record
 
 
 def test_a_broken_verifier_is_an_error_and_a_sound_one_mends_it(project, regraded):

@@ -211,7 +211,7 @@ def test_a_short_text_in_very_many_different_rows_is_a_template_and_the_headline
     rows = [chat(f"Walk {n + 20} kilometres in the rain") for n in range(40)]
     audit = audit_rows(rows, one, benchmark="b")
     assert audit.clean and audit.templated == 1 and audit.rows == 0
-    assert audit.text == "no task of b found in 40 training rows, but 1 of 1 share a template with rows"
+    assert audit.text == "no b task found in 40 training rows, but 1 of 1 share a template with rows"
     few = audit_rows(rows[:MAX_VARIANTS], one, benchmark="b")
     assert few.kinds == {"numbers": 1} and few.rows == MAX_VARIANTS
 
@@ -292,7 +292,7 @@ def test_the_record_is_plain_and_short():
         "part": "instruction",
     }  # fmt: skip
     assert record["text"] == (
-        "80 of 80 tasks of val/b stand in 80 of 80 training rows: 80 word for word (first: task t0 in row 0)"
+        "80 of 80 val/b tasks appear in 80 of 80 training rows (80 verbatim; first: task t0 in row 0)"
     )
 
 

@@ -59,7 +59,10 @@ def test_among_sisters_it_cannot_be_told_and_that_is_said():
     audit = audit_rows(rows(made[100:]), tasks(made[:100]), benchmark="val/sums")
     assert audit.rows <= 0.01 * audit.n_rows
     assert audit.templated >= 50 and audit.templated_rows >= 200
-    assert "follow the same template" in audit.note and "not counted as leakage" in audit.note
+    assert audit.note == (
+        f"{audit.templated} of 100 val/sums tasks share a template with {audit.templated_rows} of 1000 training rows, "
+        "so copies cannot be told from new instances"
+    )
     assert plain(audit)["note"] == audit.note
     copied = audit_rows(rows([*made[100:], *map(str.upper, made[:100])]), tasks(made[:100]), benchmark="b")
     assert copied.tasks == 100, "the same numbers in another spelling are told all the same"
@@ -114,7 +117,7 @@ def test_the_place_of_a_task_is_told():
     [text] = other_text(1, seed=8)
     suite = Suite(name="b", tasks=tasks([text]), places=["bench/tasks.jsonl:7"])
     [audit] = audit_suites(rows([text]), [suite])
-    assert audit.leaks[0].text == "task t0 (bench/tasks.jsonl:7) in row 0 word for word"
+    assert audit.leaks[0].text == "task t0 (bench/tasks.jsonl:7) in row 0 verbatim"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,9 @@ def test_a_task_in_a_prompt_that_all_rows_share_is_said_and_not_counted():
     system = {"role": "system", "content": f"Answer briefly, as in this example. {text} The northern one."}
     training = [{"messages": [system, *row["messages"]]} for row in rows(other_text(300, seed=10))]
     audit = audit_rows(training, tasks([text]), benchmark="b")
-    assert audit.clean and audit.shared == 1 and "a prompt or a greeting that many" in audit.note
+    assert (
+        audit.clean and audit.shared == 1 and audit.note == ("1 of 1 b tasks appears in a prompt that many rows share")
+    )
     few = audit_rows(training[:5], tasks([text]), benchmark="b")
     assert few.tasks == 1 and few.rows == 5
 

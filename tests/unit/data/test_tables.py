@@ -107,5 +107,5 @@ def test_a_csv_file_can_be_added_to_the_workspace(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("question,answer\n1+1?,2\n")
     workspace = Workspace(tmp_path / ".evsys")
     entry = workspace.add(tmp_path / "rows.csv", name="sums")
-    assert entry.rows == 1
+    assert entry.n_rows == 1
     assert workspace.path(entry).read_text() == '{"question": "1+1?", "answer": "2"}\n'

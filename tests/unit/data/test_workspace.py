@@ -53,7 +53,7 @@ class Remote:
     def __init__(self, rows: Iterable[Any] = ROWS, /, **info: Any):
         self.rows = rows
         self.asked: list[tuple[str, str]] = []
-        self.info = {"id": "r-7", "name": "sums", "version": 7, "rows": 3, **info}
+        self.info = {"id": "r-7", "name": "sums", "version": 7, "n_rows": 3, **info}
 
     def fetch(self, kind: Kind, ref: str) -> tuple[Mapping[str, Any], Iterable[Any]]:
         self.asked.append((kind, ref))
@@ -61,7 +61,7 @@ class Remote:
 
 
 def files_in(workspace: Workspace) -> list[str]:
-    return sorted(p.name for p in workspace.root.rglob("*") if p.is_file() and p.name != ".lock")
+    return sorted(p.name for p in workspace.root.rglob("*") if p.is_file() and p.name not in (".lock", ".gitignore"))
 
 
 # --- finding
@@ -106,13 +106,14 @@ def test_an_added_file_is_described_by_its_manifest(added: Manifest, workspace: 
         "name": "sums",
         "version": 1,
         "kind": "dataset",
-        "rows": 3,
+        "n_rows": 3,
         "bytes": stored.stat().st_size,
         "sha256": digest,
         "lineage": {
             "source": "sums.jsonl",
             "parents": [],
             "transforms": [],
+            "transforms_sha256": hashlib.sha256(b"[]").hexdigest(),
             "created_at": "2026-01-02T00:00:00+00:00",
             "who": "ada",
             "note": "",
@@ -315,8 +316,8 @@ def test_a_damaged_file_is_never_handed_out(
     [
         ({"complete": False}, "lacks `complete: true`"),
         ({"complete": None}, "lacks `complete: true`"),
-        ({"rows": 4}, "has 3 rows and the manifest says 4"),
-        ({"rows": "3"}, "has no 'rows' of type int"),
+        ({"n_rows": 4}, "has 3 rows and the manifest says 4"),
+        ({"n_rows": "3"}, "has no 'n_rows' of type int"),
         ({"sha256": "0" * 64}, "was changed: sha256"),
         ({"id": "other"}, "is that of dataset 'other'"),
         ({"kind": "benchmark"}, "is that of benchmark"),
@@ -429,7 +430,7 @@ def test_a_pull_is_stored_with_version_and_lineage(workspace: Workspace) -> None
     path = with_source(workspace, remote).pull_dataset("sums")
     entry = workspace.get("r-7")
     assert path == workspace.root / "datasets" / "r-7.jsonl"
-    assert (entry.name, entry.version, entry.rows, entry.bytes) == ("sums", 7, 3, path.stat().st_size)
+    assert (entry.name, entry.version, entry.n_rows, entry.bytes) == ("sums", 7, 3, path.stat().st_size)
     assert (entry.lineage.source, entry.lineage.parents, entry.lineage.who) == ("remote: raw.csv", ("r-1",), "bob")
 
 
@@ -463,7 +464,7 @@ def test_byte_chunks_may_be_cut_anywhere(size: int, workspace: Workspace) -> Non
         (ROWS[:2], {}, "2 rows came and 3 were announced"),
         (ROWS + ROWS, {}, "6 rows came and 3 were announced"),
         (ROWS, {"sha256": "0" * 64}, "sha256 differs"),
-        (ROWS, {"rows": None}, "did not say 'rows'"),
+        (ROWS, {"n_rows": None}, "did not say 'n_rows'"),
         (ROWS, {"id": "../r-7"}, "cannot be a file name"),
         (ROWS, {"id": "r-8", "name": "other"}, "asked for dataset 'sums', the source answered with 'r-8'"),
     ],
@@ -500,7 +501,7 @@ def test_a_damaged_pull_is_pulled_again(ref: str, damage: Any, workspace: Worksp
     good = path.read_bytes()
     damage(path)
     assert with_source(workspace, remote).pull_dataset(ref).read_bytes() == good
-    assert len(remote.asked) == 2 and workspace.get("r-7").rows == 3
+    assert len(remote.asked) == 2 and workspace.get("r-7").n_rows == 3
 
 
 def test_a_manifest_without_the_flag_is_pulled_again(workspace: Workspace) -> None:

@@ -25,7 +25,7 @@ class Slow:
     def fetch(self, kind, ref):
         with open(folder / "asked", "a") as log:
             log.write(ref + "\\n")
-        return {"id": ref, "name": "slow", "version": 1, "rows": 50}, self.rows()
+        return {"id": ref, "name": "slow", "version": 1, "n_rows": 50}, self.rows()
     def rows(self):
         for number in range(50):
             yield {"n": number, "pad": "x" * 9000}

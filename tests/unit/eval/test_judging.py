@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy.stats import ttest_ind
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores
 from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.eval.statistics import interval
 
 
 def arm(name, values, *, first_task=0, **fields):
@@ -312,14 +314,21 @@ def test_the_order_of_tasks_and_arms_changes_no_number():
     assert by_name(mixed)["a3"].vs_baseline == by_name(verdict_of(*arms))["a3"].vs_baseline
 
 
-def test_the_interval_of_a_lone_seed_counts_the_luck_that_other_arms_seeds_show():
+def test_the_difference_of_a_lone_seed_counts_the_luck_that_other_arms_seeds_show():
     chance, held = np.random.default_rng(4), 0
     for _ in range(200):
         luck = chance.normal(0, 0.1, (3, 5, 1))
         values = (chance.random((3, 5, 100)) < np.clip(0.5 + luck, 0, 1)).astype(float)
-        lone = by_name(verdict_of(arm("lone", values[0, :1]), arm("b", values[1]), arm("c", values[2])))["lone"]
-        held += lone.low <= 0.5 <= lone.high
-    assert held >= 180, "it was 120 when a lone seed's interval knew of tasks only"
+        found = by_name(verdict_of(arm("b", values[1]), arm("lone", values[0, :1]), arm("c", values[2])))["lone"]
+        held += found.vs_baseline.low <= 0.0 <= found.vs_baseline.high
+    assert held >= 180, "a lone seed's difference that knew of tasks only would hold it in about 140"
+
+
+def test_the_interval_of_a_lone_seed_is_the_one_that_its_run_is_printed_with():
+    values = np.random.default_rng(5).choice([0.0, 0.25, 0.5, 1.0], (3, 5, 40))
+    found = verdict_of(arm("lone", values[0, :1]), arm("b", values[1]), arm("c", values[2]))
+    assert (found.arms[0].low, found.arms[0].high) == interval(fmean, values[0, 0].tolist())
+    assert any("lone: one seed; the interval covers the tasks" in note for note in found.notes)
 
 
 def test_a_mode_that_there_is_none_of_is_refused():
@@ -407,15 +416,15 @@ def test_a_lone_seed_at_0_or_1_beside_arms_whose_seeds_differ_has_an_interval(va
     assert several.verdict in ("undecided", "equivalent")
 
 
-def test_the_more_other_arms_seeds_scatter_the_less_is_known_of_a_lone_perfect_seed():
+def test_the_more_other_arms_seeds_scatter_the_less_is_known_of_the_difference_of_a_lone_seed():
     def width(scatter):
         other = np.ones((2, 40))
         other[0, :scatter] = 0.0
-        lone = verdict_of(arm("lone", np.ones((1, 40))), arm("several", other)).arms[0]
-        return lone.high - lone.low
+        found = verdict_of(arm("several", other), arm("lone", np.ones((1, 40)))).arms[1].vs_baseline
+        return found.high - found.low
 
     widths = [width(scatter) for scatter in (1, 4, 12, 30)]
-    assert widths == sorted(widths) and widths[0] < 0.2 and widths[-1] > 0.5
+    assert widths == sorted(widths) and widths[0] < 0.5 and widths[-1] > 1.0
 
 
 def test_values_too_large_to_square_count_as_missing():

@@ -95,27 +95,27 @@ def used(*groups: list[Rollout]) -> list[TaskScores]:
 
 def test_what_a_try_costs_is_the_mean_over_tasks_of_the_mean_over_tries():
     tasks = used([rollout(seconds=1, cost=0.1), rollout(seconds=3, cost=0.3)], [rollout(seconds=10, cost=1.0)])
-    assert value("time_per_task", tasks) == pytest.approx((2 + 10) / 2)
-    assert value("cost_per_task", tasks) == pytest.approx((0.2 + 1.0) / 2)
+    assert value("latency", tasks) == pytest.approx((2 + 10) / 2)
+    assert value("cost", tasks) == pytest.approx((0.2 + 1.0) / 2)
 
 
 def test_tokens_are_those_of_all_turns_or_what_the_agent_reported():
     turns = rollout(turns=[(10, 5), (20, 5)], n_input_tokens=7, n_output_tokens=7)
-    assert value("tokens_per_task", used([turns])) == 40
-    assert value("tokens_per_task", used([rollout(n_input_tokens=100, n_output_tokens=20)])) == 120
+    assert value("tokens", used([turns])) == 40
+    assert value("tokens", used([rollout(n_input_tokens=100, n_output_tokens=20)])) == 120
 
 
 def test_what_infrastructure_broke_off_is_not_measured():
     broken = [rollout(seconds=900, status="infra_error"), rollout(seconds=900, status="cancelled")]
     slow = rollout(seconds=60, status="timeout")
-    assert value("time_per_task", used([*broken, rollout(seconds=2)], [slow], broken)) == 31
+    assert value("latency", used([*broken, rollout(seconds=2)], [slow], broken)) == 31
     with pytest.raises(EvsysError, match="nothing to measure"):
-        value("time_per_task", used(broken))
+        value("latency", used(broken))
 
 
 def test_a_score_of_seconds_has_an_interval_that_is_not_bound_to_1():
     tasks = used(*([rollout(seconds=s)] for s in (10, 12, 14, 16)))
-    score = score_one("time_per_task", metrics.build("time_per_task", {}), tasks)
+    score = score_one("latency", metrics.build("latency", {}), tasks)
     assert score.value == 13 and score.low is not None and 5 < score.low < 13 < score.high < 21
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from statistics import fmean, median, stdev
 
+import numpy as np
 import pytest
 
-from evsys_sdk.eval.statistics import interval, jackknife_interval, mean_interval, wilson_interval
+from evsys_sdk.eval.arm_scores import ArmScores
+from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.eval.statistics import interval, jackknife_interval, mean_interval, wilson_around, wilson_interval
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -70,18 +73,36 @@ def test_a_jackknife_of_a_ratio_agrees_with_the_delta_method():
     assert (high - low) / 2 == pytest.approx(stats.t.ppf(0.975, n - 1) * error, rel=0.02)
 
 
-def test_yes_or_no_tasks_get_wilsons_interval_and_others_do_not():
-    assert interval(fmean, [1.0, 0.0, 1.0, 1.0]) == wilson_interval(3, 4)
+def test_yes_or_no_tasks_get_wilsons_interval_and_shares_one_of_as_many_answers_as_they_are_worth():
+    assert interval(fmean, [1.0, 0.0, 1.0, 1.0]) == pytest.approx(wilson_interval(3, 4), abs=1e-12)
     parts = [1.0, 0.0, 0.5, 0.5] * 5
-    assert interval(fmean, parts) == mean_interval(parts)
+    # Variance 0.125 of single values, 0.25 of passes and failures: about twice as many answers, less what Student's t
+    # with 19 degrees of freedom takes (Korn and Graubard 1998).
+    worth = 0.25 / (0.125 / 19) * (1.959964 / 2.093024) ** 2
+    assert interval(fmean, parts) == pytest.approx(wilson_around(0.5, worth, 1.959964), abs=1e-6)
 
 
 def test_no_share_is_below_nothing_or_above_everything_and_tasks_that_agree_are_no_certainty():
     low, high = interval(fmean, [1.0, 1.0, 0.5, 1.0])
-    assert (low, high) == (mean_interval([1.0, 1.0, 0.5, 1.0])[0], 1.0)
-    assert interval(fmean, [3.0, 1.0, 0.5, 1.0]) == mean_interval([3.0, 1.0, 0.5, 1.0])
+    assert 0.0 < low < 0.875 < high < 1.0
+    assert interval(fmean, [3.0, 1.0, 0.5, 1.0]) == pytest.approx(mean_interval([3.0, 1.0, 0.5, 1.0]), abs=1e-12)
     low, high = interval(fmean, [0.5] * 10)
     assert low < 0.3 and high > 0.7
+
+
+@pytest.mark.parametrize("kind", ["passes", "shares", "seconds"])
+def test_a_score_has_the_interval_that_a_verdict_gives_its_arm(kind):
+    chance = np.random.default_rng(7)
+    for tasks in (2, 5, 6, 40):
+        values = {
+            "passes": (chance.random(tasks) < 0.7).astype(float),
+            "shares": chance.integers(0, 5, tasks) / 4,
+            "seconds": chance.gamma(2.0, 10.0, tasks),
+        }[kind].tolist()
+        share = kind != "seconds"
+        scores = ArmScores(arm="a", seeds={42: {f"t{i:02d}": value for i, value in enumerate(values)}})
+        [arm] = judge_arms([scores], metric="m", share=share).arms
+        assert (arm.low, arm.high) == interval(fmean, values, share=share), "one number has one interval"
 
 
 def test_all_passes_do_not_make_a_certainty():

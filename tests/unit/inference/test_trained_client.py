@@ -43,6 +43,9 @@ def test_every_kind_asks_the_attached_model(kind):
 
 
 def test_without_a_model_the_client_says_what_is_missing(kind):
+    if kind == "mock":
+        assert inference.build(kind, {}).generate(prompt="Hi") == "Hi"  # it needs none
+        return
     with pytest.raises(EvsysError, match="call attach"):
         inference.build(kind, {}).generate(prompt="Hi")
 

@@ -53,6 +53,7 @@ def facts(folder: Path, **fields: Any) -> PageFacts:
     ]
     text = "Hypothesis: it helps\na lot\nBest arm by val.pass@1: new|er.\nModels:\n  gpt: 0.5"
     data = {"verdict": verdict_data(**{"base": 0.2, "new|er": 0.9})}
+    data["verdict"]["arms"][1]["n_seeds"] = 1
     conclusion = Conclusion(
         arms=arms, best_arm="new|er", text=text, metric="val.pass@1", findings=Findings(best_arm="new|er", data=data)
     )
@@ -93,7 +94,10 @@ def test_an_arm_is_a_row_with_status_seeds_score_and_interval(tmp_path: Path) ->
     newer = next(row for row in rows if "new" in row)
     assert base.startswith("| base | completed | 2 | 0.200 [0.") and base.endswith("| 40 | the baseline |")
     # A bar in a name is no new column, and the best arm stands out.
-    assert newer.startswith("| **new\\|er** | 1 of 2 completed | 1 of 2 | 0.900 [") and "| better, +0.700 [" in newer
+    assert (
+        newer.startswith("| **new\\|er** | 1 of 2 completed | 1 of 2 | 0.900 [")
+        and "| better, +70.0 points [+" in newer
+    )
 
 
 def test_a_failed_seed_and_a_broken_evaluation_have_their_reasons(tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def test_a_search_without_a_baseline_is_compared_with_the_untrained_model(tmp_pa
     )
     text = "\n".join(page(tmp_path, conclusion=conclusion))
     assert "| tasks | against the untrained model |" in text and "the baseline" not in text
-    assert "| better, +0.500 [" in text
+    assert "| better, +50.0 points [+" in text
 
 
 def test_a_choice_on_validation_says_that_test_scores_took_no_part(tmp_path: Path) -> None:
@@ -152,7 +156,8 @@ def test_a_choice_on_validation_says_that_test_scores_took_no_part(tmp_path: Pat
     runs[0].metrics["test/tools/pass@1"] = 0.1
     text = "\n".join(page(tmp_path, runs=runs))
     assert "Arms are compared by val/tools/pass@1. The test scores (test/tools/pass@1) took no part in it." in text
-    assert "The top of 2, new|er, scored 0.900; corrected for having been picked 0." in text
+    assert "The highest of 2 scored arms, new|er, scored 0.900; 0." in text
+    assert "is expected on new tasks (corrected for selection)." in text
 
 
 def test_a_best_arm_that_is_not_on_top_is_not_called_the_top(tmp_path: Path) -> None:
@@ -201,7 +206,7 @@ def test_a_chain_has_its_matrix_with_forgetting_and_transfer(tmp_path: Path) -> 
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_in_the_matrix_positive_transfer_is_good_whatever_the_metric(tmp_path: Path, mode: str) -> None:
     def after(stage: str | None, passed: float, tokens: float) -> EvalResult:
-        scores = [Score(metric="pass@1", value=passed), Score(metric="tokens_per_task", value=tokens)]
+        scores = [Score(metric="pass@1", value=passed), Score(metric="tokens", value=tokens)]
         return EvalResult(name="tools", split="val", step=None if stage else 0, stage=stage, scores=scores)
 
     chain = [after(None, 0.1, 90.0), after("one", 0.8, 50.0), after("two", 0.5, 60.0)]
@@ -209,7 +214,7 @@ def test_in_the_matrix_positive_transfer_is_good_whatever_the_metric(tmp_path: P
     findings = Findings(data={"verdict": {**verdict_data(chain=0.5), "mode": mode}})
     conclusion = Conclusion(arms=arms, best_arm=None, text="", metric="val.pass@1", findings=findings)
     lines = page(tmp_path, runs=[run("chain", evals=chain)], conclusion=conclusion)
-    assert "| val/tools tokens_per_task | 90.000 | 50.000 | 60.000 | +10.000 | +40.000 |" in lines
+    assert "| val/tools tokens | 90.000 | 50.000 | 60.000 | +10.000 | +40.000 |" in lines
     turned = "-0.300 | -0.700" if mode == "min" else "+0.300 | +0.700"
     assert f"| val/tools pass@1 | 0.100 | 0.800 | 0.500 | {turned} |" in lines, "the config has the last word"
 
@@ -253,3 +258,54 @@ def test_a_page_that_cannot_be_written_is_a_warning_and_no_error(tmp_path: Path,
     (tmp_path / "my-exp.experiment.md").mkdir()
     assert write_page(facts(tmp_path)) is None
     assert "the record is whole" in log_lines[-1].getMessage()
+
+
+def test_the_page_names_what_the_experiment_was_made_of(tmp_path: Path) -> None:
+    lines = page(tmp_path, setup={"model": "tiny", "data": "train.jsonl (dedupe)", "params": "lr=0.1 / 0.2"})
+    start = lines.index("## Setup")
+    assert lines[start + 4 : start + 7] == [
+        "| model | tiny |",
+        "| data | train.jsonl (dedupe) |",
+        "| params | lr=0.1 / 0.2 |",
+    ]
+
+
+def test_the_page_shows_test_and_untrained_scores_with_their_errors(tmp_path: Path) -> None:
+    def scored(value: float | None, split: str, step: int | None = None, errors: int = 0) -> EvalResult:
+        score = Score(metric="pass@1", value=value, n_tasks=20, n_rollouts=20, n_errors=errors)
+        return EvalResult(name="tools", split=split, step=step, scores=[score])
+
+    first = [scored(0.1, "val", 0), scored(0.5, "val", 5), scored(0.2, "val"), scored(0.3, "test")]
+    runs = [
+        run("base__s1", 0.2, seed=1, evals=first),
+        run("base__s2", 0.2, seed=2, evals=[scored(0.4, "val", errors=3), scored(None, "test")]),
+        run("new__s1", 0.9, seed=1, evals=[scored(0.9, "val")]),
+        run("new__s2", status="failed", seed=2, evals=[scored(0.7, "val", 5)]),
+    ]
+    lines = page(tmp_path, runs=runs)
+    start = lines.index("## Scores")
+    assert lines[start + 2 : start + 7] == [
+        "|  | val/tools/pass@1 | test/tools/pass@1 |",
+        "| --- | --- | --- |",
+        "| untrained | 0.100 | - |",
+        "| base | 0.300 (3 of 40 rollouts errored) | 0.300 |",
+        "| new\\|er | 0.900 | - |",
+    ]
+
+
+def test_errors_stand_beside_the_score_and_many_of_them_before_it(tmp_path: Path) -> None:
+    conclusion = facts(tmp_path).conclusion
+    base, newer = conclusion.findings.data["verdict"]["arms"]
+    base |= {"n_rollouts": 80, "n_errors": 2}
+    newer |= {"n_rollouts": 60, "n_errors": 20}
+    text = "\n".join(page(tmp_path, conclusion=conclusion))
+    assert "| base | completed | 2 | 0.200 [" in text and "], 2 of 80 rollouts errored | 40 |" in text
+    assert "| 1 of 2 | 20 of 60 rollouts errored; 0.900 [" in text
+
+
+def test_a_hypothesis_in_words_is_answered_with_the_numbers(tmp_path: Path) -> None:
+    conclusion = facts(tmp_path).conclusion
+    conclusion.findings.data["hypothesis_in_words"] = "It is in words; measured: 3 points."
+    lines = page(tmp_path, conclusion=conclusion)
+    start = lines.index("## Hypothesis")
+    assert lines[start + 2 : start + 6] == ["it helps", "a lot", "", "It is in words; measured: 3 points."]

@@ -132,7 +132,7 @@ def test_tensorboard_reads_back_scalars_and_texts(tmp_path: Path) -> None:
 
 def test_tensorboard_refuses_a_metric_that_is_no_number(tmp_path: Path) -> None:
     store = TensorBoardLogStore(log_dir=str(tmp_path))
-    with pytest.raises(EvsysError, match=r"'note' = 'good' is no number"):
+    with pytest.raises(EvsysError, match=r"'note' of step 1 is 'good', not a number"):
         store.log_metrics({"note": "good"}, 1)  # type: ignore[dict-item]
 
 

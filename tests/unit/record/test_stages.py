@@ -32,7 +32,7 @@ def test_where_lower_is_better_both_are_turned_round() -> None:
     assert row.transfer["two"] == pytest.approx(-0.5)
 
 
-@pytest.mark.parametrize("metric", ["tokens_per_task", "time_per_task", "cost_per_task", "eval_loss", "seconds"])
+@pytest.mark.parametrize("metric", ["tokens", "latency", "cost", "eval_loss", "seconds"])
 def test_of_what_costs_something_less_is_better(metric: str) -> None:
     chain = [replace(one, scores=[replace(one.scores[0], metric=metric)]) for one in CHAIN]
     (row,) = stage_rows([chain])

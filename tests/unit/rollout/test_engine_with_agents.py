@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("harbor", reason="needs the extra harbor")
 
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, LLMJudgeVerifier
-from evsys_sdk.errors import Cancelled, MissingDependency, UnknownKind, VerifierFailed
+from evsys_sdk.errors import Cancelled, EvsysError, MissingDependency, UnknownKind, VerifierFailed
 from evsys_sdk.protocols import AgentSpec, VerificationResult
 from evsys_sdk.registry import agents, register_agent
 from evsys_sdk.rollout.chat_agent import PolicyAgent
@@ -161,6 +162,52 @@ async def test_an_agent_of_ones_own_gets_policy_renderer_and_sampling_params(age
     assert seen == {"instruction": "Do t", "renderer": RENDERER, "tokens": 128}
     assert len(rollout.turns[0].completion_tokens) == 2
     assert rollout.reward == 1.0, "the agent's answer counts, not the model's last word"
+
+
+class Bare:
+    """Inherits nothing and has only `run`."""
+
+    def __init__(self, policy, greeting="Hello"):
+        self.policy, self.greeting = live_policy(policy), greeting
+
+    async def run(self, instruction, environment, context):
+        await self.policy.complete([{"role": "user", "content": f"{self.greeting}: {instruction}"}])
+
+
+class WithSetup(Bare):
+    def setup(self, environment):
+        self.greeting = "Ready"
+
+
+class WithoutArguments:
+    def run(self, instruction, environment, context):
+        """A plain function that asks no model: nothing to learn from, and no crash."""
+
+
+@pytest.mark.parametrize(
+    ("cls", "params", "asked"),
+    [
+        (Bare, {}, "Hello: Do t"),
+        (Bare, {"greeting": "Hi"}, "Hi: Do t"),
+        (WithSetup, {}, "Ready: Do t"),
+    ],
+)
+async def test_a_plain_class_without_a_base_is_an_agent(agent, cls, params, asked):
+    model = Model()
+    spec = replace(agent(cls), params=params)
+    [[rollout]] = await roll([task()], model, spec)
+    assert (rollout.status, rollout.reward, rollout.error) == ("ok", 1.0, None)
+    assert asked in RENDERER.tokenizer.decode(model.asked[0][0])
+
+
+async def test_a_plain_class_needs_neither_arguments_nor_setup(agent):
+    [[rollout]] = await roll([task()], Model(), agent(WithoutArguments))
+    assert (rollout.status, rollout.reward) == ("ok", 0.0)
+
+
+async def test_a_class_without_run_is_refused_by_name(agent):
+    with pytest.raises(EvsysError, match="has no run"):
+        await roll([task()], Model(), agent(type("Idle", (), {})))
 
 
 async def test_a_policy_lives_as_long_as_its_rollout(agent):

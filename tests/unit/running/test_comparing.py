@@ -12,6 +12,8 @@ import pytest
 
 from evsys_sdk import registry
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.eval.arm_scores import ArmScores
+from evsys_sdk.eval.judging import judge_arms
 from evsys_sdk.eval.verdict_text import verdict_lines
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
 from evsys_sdk.record.finished import JournalledRollouts, to_data_without
@@ -198,10 +200,8 @@ def test_another_metric_can_be_asked_for(tmp_path):
 
 def test_of_a_metric_that_costs_something_less_is_better(tmp_path):
     for name in ("a", "b"):
-        leave(tmp_path, name, {"r": [passes(0.5)]}, metrics=("pass@1", "tokens_per_task"))
-    modes = [
-        compared(tmp_path, "a", "b", metric=metric).verdicts[0].verdict.mode for metric in ("pass@1", "tokens_per_task")
-    ]
+        leave(tmp_path, name, {"r": [passes(0.5)]}, metrics=("pass@1", "tokens"))
+    modes = [compared(tmp_path, "a", "b", metric=metric).verdicts[0].verdict.mode for metric in ("pass@1", "tokens")]
     assert modes == ["max", "min"]
 
 
@@ -299,3 +299,20 @@ def test_a_lone_perfect_seed_beside_seeds_that_differ_is_compared(tmp_path):
     leave(tmp_path, "b", {"r": [passes(1.0), passes(0.9)]})
     [judged] = compared(tmp_path, "a", "b").verdicts
     assert judged.verdict.arms[0].low < 1.0 and judged.verdict.arms[1].verdict in ("undecided", "equivalent")
+
+
+def test_an_arm_keeps_the_interval_that_its_own_experiment_gave_it(tmp_path):
+    two, steady = [passes(0.5), passes(0.6)], [passes(0.4), passes(0.41)]
+    path = leave(tmp_path, "a", {"r": two, "beside": steady, "more": steady}, best="r")
+    leave(tmp_path, "b", {"r": [passes(0.8), passes(0.5)]})
+    scores = [
+        ArmScores(arm=name, seeds=dict(enumerate(seeds)))
+        for name, seeds in (("r", two), ("beside", steady), ("more", steady))
+    ]
+    verdict = judge_arms(scores, metric="pass@1")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "verdict": verdict.as_dict()}))
+    [judged] = compared(tmp_path, "a", "b").verdicts
+    own, here = verdict.arms[0], judged.verdict.arms[0]
+    assert here.mean == own.mean and (here.low, here.high) == (own.low, own.high)
+    alone = judge_arms([scores[0], ArmScores(arm="b", seeds=dict(enumerate([passes(0.8), passes(0.5)])))], metric="m")
+    assert alone.arms[0].low != own.low, "what other arms are beside it moves the interval of two seeds"

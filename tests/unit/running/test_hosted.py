@@ -58,7 +58,7 @@ def registry_as_before(monkeypatch):
 
 async def test_a_hosted_model_is_scored_with_its_tokens_and_its_cost():
     client = Provider({"say blue": "green"})
-    metrics = ["pass@1", "cost_per_task", "tokens_per_task"]
+    metrics = ["pass@1", "cost", "tokens"]
     result = await score_hosted(SUITE, client, metrics=metrics, num_samples=2, max_tokens=9, temperature=0.5)
     assert [score.value for score in result.scores] == [0.5, 0.25, 12.0]
     assert [(r.task_id, r.reward, r.metadata["sample"]) for r in result.rollouts] == [
@@ -69,7 +69,7 @@ async def test_a_hosted_model_is_scored_with_its_tokens_and_its_cost():
 
 
 async def test_an_unknown_price_gives_no_cost_and_not_a_cost_of_zero():
-    result = await score_hosted(SUITE, Provider(cost_usd=None), metrics=["pass@1", "cost_per_task"])
+    result = await score_hosted(SUITE, Provider(cost_usd=None), metrics=["pass@1", "cost"])
     assert result.scores[0].value == 1.0
     assert result.scores[1].value is None
     assert "the price of big-1 is not known" in result.scores[1].error

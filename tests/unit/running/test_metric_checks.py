@@ -172,13 +172,13 @@ def test_nor_by_a_score_where_nothing_is_scored(tmp_path):
         (None, 250, "0.05 is 5 points"),
         ("pass_rate", 20, "0.2 is 20 points"),
         ("pass@1", 0.05, None),
-        ("tokens_per_task", 5, None),
+        ("tokens", 5, None),
         ("mean_reward", 5, None),
         ("final_loss", 5, None),
     ],
 )
 def test_a_difference_that_no_two_shares_have_is_refused_with_what_was_meant(tmp_path, metric, at_least, meant):
-    entry = VAL | {"metrics": ["pass@1", "pass_rate", "tokens_per_task", "mean_reward"]}
+    entry = VAL | {"metrics": ["pass@1", "pass_rate", "tokens", "mean_reward"]}
     told = hypothesis(metric)
     told["prediction"]["at_least"] = at_least
     found = problems(tmp_path, {"benchmark": [entry], "success_metric": "val.pass@1", "hypothesis": told})

@@ -176,7 +176,9 @@ def test_a_prediction_is_judged_by_its_own_metric_whatever_the_arms_are_ranked_b
     }
     prediction = {"claim": "c", "prediction": {"arm": "up", "metric": metric, "at_least": 0.1}, "confidence": 0.9}
     found = _judged(arms, hypothesis=prediction)
-    assert found.best_arm is None and found.lines[0].startswith("The hypothesis is supported: higher by [")
+    assert found.best_arm is None and found.lines[0].startswith(
+        "The hypothesis is supported: measured +50.0 points (95 %"
+    )
     assert found.data["hypothesis_result"]["metric"] == metric
     assert found.data["verdict"]["metric"] == "val.pass@1"
 
@@ -193,11 +195,11 @@ def test_dollars_between_nothing_and_one_are_judged_as_dollars():
     def run(costs):
         rollouts = [Rollout(task_id=str(i), reward=1.0, cost_usd=usd) for i, usd in enumerate(costs)]
         value = sum(costs) / len(costs)
-        score = Score(metric="cost_per_task", value=value, n_tasks=len(costs))
+        score = Score(metric="cost", value=value, n_tasks=len(costs))
         return _run(EvalResult(name="t", split="val", scores=[score], rollouts=rollouts))
 
     cheap, dear = [1e-6, 2e-6, 3e-6] * 10, [5e-6, 4e-6, 3e-6] * 10
-    found = _judged({"dear": [run(dear)], "cheap": [run(cheap)]}, "val.cost_per_task", "min")
+    found = _judged({"dear": [run(dear)], "cheap": [run(cheap)]}, "val.cost", "min")
     assert found.best_arm == "cheap" and found.data["verdict"]["arms"][1]["high"] < 4e-6
     assert "cheap, 2e-06 below dear (95 % CI 1.4e-06 to 2.6e-06; p < 0.001" in found.lines[0]
 
@@ -221,3 +223,56 @@ def test_an_error_in_judging_the_hypothesis_leaves_the_verdict(monkeypatch):
     told = found.data["hypothesis_result"]
     assert found.best_arm == "up" and told["outcome"] == "inconclusive" and told["brier"] is None
     assert "could not be judged: ZeroDivisionError" in told["why"]
+
+
+def test_a_hypothesis_in_words_is_answered_with_the_numbers_and_a_hint():
+    arms = {"base": [_run(_eval(LOW))], "up": [_run(_eval(HIGH))]}
+    found = _judged(arms, hypothesis="Up goes up.")
+    assert found.lines[0] == found.data["hypothesis_in_words"]
+    assert found.lines[0].startswith(
+        "The hypothesis is in words, so it is not judged. Measured: up is 50.0 points above base (95 % CI "
+    )
+    assert found.lines[0].endswith(
+        "Holm-corrected), better. To have the next one judged: metadata.hypothesis: "
+        "{claim: ..., prediction: {arm: up, vs: base, direction: higher}}."
+    )
+    parsed = Metadata(
+        success_metric="val.pass@1", hypothesis={"claim": "...", "prediction": {"arm": "up", "vs": "base"}}
+    )
+    assert judge_experiment(arms, parsed).data["hypothesis_result"]["outcome"] == "supported", "the hint works"
+    best = _judged({"base": [_run(_eval(HIGH))], "down": [_run(_eval(LOW))]}, hypothesis="Down goes up.")
+    assert "Measured: down is 50.0 points below base" in best.lines[0] and ", worse. " in best.lines[0]
+    alone = _judged({"a": [_run(_eval(LOW, step=0), _eval(HIGH))]}, hypothesis="It learns.")
+    assert "Measured: a is 50.0 points above untrained" in alone.lines[0]
+    nothing = _judged({"a": [_run(_eval(HIGH))]}, hypothesis="It learns.")
+    assert nothing.lines[0] == "The hypothesis is in words, and the scores do not answer it: see below."
+    assert "hypothesis_in_words" not in _judged(arms).data
+
+
+def test_errored_rollouts_are_counted_beside_the_scores_of_the_final_weights():
+    def broken(rewards, n_errors, **fields):
+        found = _eval(rewards, **fields)
+        for number in range(n_errors):
+            found.rollouts[number] = Rollout(task_id=f"task{number}", status="infra_error", error="no server")
+        return found
+
+    run = _run(broken(HIGH, 50, step=5), broken([0] * 20 + HIGH[20:], 20))
+    found = _judged({"base": [_run(_eval(HIGH))], "broken": [run]})
+    base, other = found.data["verdict"]["arms"]
+    assert (base["n_rollouts"], base["n_errors"]) == (100, 0)
+    assert (other["n_rollouts"], other["n_errors"], other["first_error"]) == (100, 20, "no server")
+    assert found.lines[0].startswith("Warning: 20 of 100 rollouts errored in broken (20%; first error: no server)")
+
+
+def test_without_a_scored_baseline_the_command_that_names_another_is_told():
+    arms = {
+        "base": [_run(status="failed", error="boom")],
+        "low": [_run(_eval(LOW, step=0), _eval(LOW))],
+        "up": [_run(_eval(HIGH))],
+    }
+    found = judge_experiment(arms, Metadata(success_metric="val.pass@1"), name="sweep")
+    assert found.best_arm == "up" and found.lines[0].startswith("Best of the 2 scored arms by val.pass@1: up, better ")
+    assert (
+        found.lines[-1] == "To judge against another arm without training again: evsys judge sweep --baseline-arm low"
+    )
+    assert any(line.startswith("up: 0.750") and "better: 50.0 points above untrained" in line for line in found.lines)

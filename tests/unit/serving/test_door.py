@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import requests
 
+from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.serving import Address, Endpoint, in_background
+from evsys_sdk.serving import Address, Endpoint, ServedModel, in_background
+from evsys_sdk.testing import ScriptedModel
+from evsys_sdk.training.render import ChatRenderer
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -32,7 +39,15 @@ def test_health_is_told_to_everybody(start):
     assert answer.status_code == 200 and answer.json() == {"status": "ok", "models": ["policy"], "under_way": 0}
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Host": "evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
 def test_without_a_key_web_pages_are_kept_out(start, headers):
     assert ask(start(), headers=headers).status_code == 403
 
@@ -74,3 +89,106 @@ def test_events_are_what_a_plain_reader_of_streams_expects(start):
     events = answer.text.strip().split("\n\n")
     assert events[-1] == "data: [DONE]" and all(event.startswith("data: ") for event in events)
     assert json.loads(events[0][6:])["object"] == "chat.completion.chunk"
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+def test_a_person_at_the_address_bar_is_no_web_page(start, site):
+    assert ask(start(), headers={"Sec-Fetch-Site": site}).status_code == 200
+
+
+def first_line(found, sent):
+    with socket.create_connection(found.url.removeprefix("http://").split(":"), timeout=30) as connection:
+        connection.sendall(sent)
+        return connection.recv(1000).partition(b"\r\n")[0]
+
+
+def test_a_half_sent_request_is_given_up(start, monkeypatch):
+    for name in ("HEAD_SECONDS", "PAUSE_SECONDS"):
+        monkeypatch.setattr(f"evsys_sdk.serving.http.{name}", 0.3)
+    found = start()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    for sent in (b"", head[:20], head, head + b"Content-Length: 50\r\n\r\n", head + b"Content-Length: 50\r\n\r\n{"):
+        assert first_line(found, sent).startswith(b"HTTP/1.1 408"), sent
+    monkeypatch.setattr("evsys_sdk.serving.http.PAUSE_SECONDS", 30.0)
+    monkeypatch.setattr("evsys_sdk.serving.http.BODY_SECONDS", 0.3)
+    assert first_line(found, head + b"Content-Length: 50\r\n\r\n{").startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"temperature": Infinity', '"temperature": NaN', '"temperature": 1e999', '"top_p": NaN', '"top_p": -Infinity',
+        '"top_k": -2', '"top_k": -1000000000000000000000', '"user": NaN', '"metadata": {"x": [1e400]}',
+    ],
+)  # fmt: skip
+def test_a_number_that_is_none_is_a_400(start, field):
+    body = json.dumps(BODY)[:-1] + f", {field}}}"
+    answer = requests.post(f"{start().base_url()}/chat/completions", data=body, timeout=10)
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("field", ['"top_k": -1', '"top_k": 0', '"temperature": 1e-320', '"temperature": 1e300'])
+def test_odd_but_meaningful_settings_are_taken(start, field):
+    body = json.dumps(BODY)[:-1] + f", {field}}}"
+    assert requests.post(f"{start().base_url()}/chat/completions", data=body, timeout=10).status_code == 200
+
+
+class Weird(ScriptedModel):
+    """Its log probabilities are not what JSON has a word for."""
+
+    logprob = float("nan")
+
+    async def _sample(self, prompt, count, params, include_prompt_logprobs):
+        output = await super()._sample(prompt, count, params, include_prompt_logprobs)
+        changed = [replace(row, logprobs=[self.logprob] * len(row.tokens)) for row in output.sequences]
+        return replace(output, sequences=changed)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_answer_is_json(start, stream):
+    sampler = Weird({}, default="hi")
+    body = BODY | {"logprobs": True, "stream": stream}
+    url = f"{start(sampler).base_url()}/chat/completions"
+    answer = requests.post(url, json=body, timeout=10)
+    assert answer.status_code == 500 and "not a number" in answer.json()["error"]["message"]
+    sampler.logprob = float("-inf")
+    text = requests.post(url, json=body, timeout=10).text
+    assert '"logprob": -9999.0' in text and "Infinity" not in text
+
+
+class SlowRenderer(ChatRenderer):
+    """A chat that takes as long to tokenise as the test likes."""
+
+    def __init__(self):
+        super().__init__(ByteTokenizer())
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def prompt(self, messages):
+        if len(messages[-1]["content"]) > 1000:
+            self.began.set()
+            assert self.go_on.wait(30)
+        return super().prompt(messages)
+
+
+def test_a_chat_that_takes_long_to_tokenise_keeps_nobody_waiting():
+    renderer = SlowRenderer()
+    served = ServedModel(sampler=ScriptedModel({}, default="hello"), renderer=renderer)
+    long = BODY | {"messages": [{"role": "user", "content": "x" * 2000}]}
+    with in_background(Endpoint({"policy": served})) as found, ThreadPoolExecutor(1) as pool:
+        url = f"{found.base_url()}/chat/completions"
+        answer = pool.submit(lambda: requests.post(url, json=long, timeout=60))
+        assert renderer.began.wait(30)
+        assert requests.get(f"{found.url}/health", timeout=20).status_code == 200
+        assert ask(found).status_code == 200
+        renderer.go_on.set()
+        assert answer.result().status_code == 200
+
+
+def test_a_body_longer_than_any_context_is_refused_before_it_is_read(start):
+    found = start(context_length=100)
+    text = {"messages": [{"role": "user", "content": "x" * 2**21}]}
+    answer = requests.post(f"{found.base_url()}/chat/completions", json=BODY | text, timeout=20)
+    assert answer.status_code == 413 and "1048576 bytes" in answer.json()["error"]["message"]
+    found.endpoint.models["policy"].context_length = 2**17
+    answer = requests.post(f"{found.base_url()}/chat/completions", json=BODY | text, timeout=20)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"

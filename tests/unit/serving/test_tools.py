@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -121,3 +122,13 @@ def test_the_template_of_a_real_tool_model_shows_tools_by_itself():
         renderer.prompt(shown([{"role": "user", "content": "?"}], [TOOL], by_template=True))
     )
     assert text.count('"add"') == 1 and "# Tools" not in text
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>" * 100_000, "<tool_call>" + " " * 1_000_000 + "x", "<tool_call>x" + "\n" * 500_000]
+)
+def test_reading_calls_takes_linear_time(text):
+    began = time.process_time()
+    rest, calls = read_calls(text, [{"function": {"name": "add"}}])
+    assert calls == [] and rest == text
+    assert time.process_time() - began < 5  # a pattern took minutes
