@@ -114,16 +114,18 @@ def resolve(name: str, keys: Iterable[str]) -> list[str]:
 
     Several keys are one metric on several benchmarks, which is the mean over all their tasks. A name without a split
     means validation scores where there are any, then those of `run.eval`, then test scores. A name that can be read in
-    two ways with different outcomes is an AmbiguousName.
+    two ways with different outcomes is an AmbiguousName. A score comes before a number of the run that is called like
+    its metric (`tokens`): who lists a metric means it.
     """
     known = list(dict.fromkeys(keys))
-    if name in known:
+    if name in known and parse_key(name) is not None:
         return [name]
     found: dict[Reading, list[str]] = {}
     for key in known:
         for reading in readings_of(name, key):
             found.setdefault(reading, []).append(key)
-    numbers = found.pop("number", [])
+    numbers = found.pop("key", None) or found.pop("number", [])
+    found.pop("number", None)
     candidates = {tuple(_preferred(meant)): None for meant in found.values()}
     if len(candidates) > 1:
         raise AmbiguousName(name, sorted(candidates))

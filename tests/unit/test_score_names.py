@@ -51,6 +51,8 @@ def test_numbers_of_a_run_are_found_by_their_own_name_and_by_that_of_a_stage():
     assert resolve("final_loss", ["final_loss", "late/final_loss"]) == ["final_loss"]
     assert resolve("final_loss", ["early/final_loss", "late/final_loss"]) == ["early/final_loss", "late/final_loss"]
     assert resolve("accuracy", ["late/accuracy", "val/a/accuracy"]) == ["val/a/accuracy"]
+    assert resolve("tokens", ["tokens", "val/a/tokens"]) == ["val/a/tokens"], "who lists a metric means it"
+    assert resolve("tokens", ["tokens", "val/a/pass@1"]) == ["tokens"]
 
 
 def test_a_name_that_can_be_read_in_two_ways_is_refused_with_the_candidates():

@@ -61,9 +61,6 @@ def _why_no_score(config: ExperimentConfig, name: str) -> str | None:
         keys = resolve(name, scores)
     except AmbiguousName as exc:
         return str(exc)
-    if keys and name in NUMBERS:
-        meant = ", ".join([*keys, f"the {name} of a run"])
-        return f"{name!r} is ambiguous: it can mean {meant}; write the whole name of a score"
     if keys or may_be_a_number(config, name):
         return None
     return not_known(name, "metric that these runs will have", [*scores, *NUMBERS])
