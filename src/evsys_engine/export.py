@@ -66,10 +66,13 @@ def save_model(folder: Path, model: Any, tensors: dict[str, Tensor], tokenizer: 
     write_folder(folder, {"kind": KIND, **model_facts(info)}, write)
 
 
-def read_weights(folder: Path, model: Any, info: ModelInfo) -> tuple[dict[str, Pair] | None, dict[str, Tensor] | None]:
-    """`(pairs, None)` of an adapter's folder, `(None, tensors)` of a whole model's."""
+def read_weights(
+    folder: Path, model: Any, info: ModelInfo | None
+) -> tuple[dict[str, Pair] | None, dict[str, Tensor] | None]:
+    """`(pairs, None)` of an adapter's folder, `(None, tensors)` of a whole model's. `info` says which model they must
+    have been trained over; None: the caller has checked that."""
     folder = Path(folder)
-    if (folder / MANIFEST).exists():
+    if info is not None and (folder / MANIFEST).exists():
         check_model(folder, read_manifest(folder, KIND), info)
     if (folder / CONFIG).exists():
         return _read_adapter(folder, model), None

@@ -46,10 +46,10 @@ _OPTION_WITH_VALUE = {"-i", "--index-url", "--extra-index-url", "-t", "--target"
 class Step:
     """One thing to do, or to have, before the work begins."""
 
-    kind: Literal["env", "workdir", "copy", "run", "python", "system", "refused"]
+    kind: Literal["env", "workdir", "copy", "run", "python", "system", "alias", "refused"]
     words: tuple[str, ...]
     """env: name, value. workdir: path. copy: sources, then the destination. run: the shell command. python, system:
-    packages to have. refused: why."""
+    packages to have. alias: a program, and a further name for it. refused: why."""
     line: str = field(default="", compare=False)
     """The instruction as it was written."""
 

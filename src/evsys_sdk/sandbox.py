@@ -1,17 +1,17 @@
 """Run commands of a model where they can do no harm: bubblewrap, hardened, without Docker.
 
 In: a command and files. Out: a `SandboxResult`. `run_sandboxed` is one command in a directory of its own; a `Sandbox`
-keeps its directories over many commands. No network, no host files but a read-only /usr, a uid that nobody else has,
-limits on memory, processes, files and time, no kernel keyrings; whatever is started dies with the command. Where that
-cannot be had, `SandboxUnavailable` says so: nothing is ever run outside. The kernel is shared, and of its calls only
-those of the keyrings are refused: right for the code of a model of your own, not for hostile strangers (e2b, daytona,
-modal for those).
+keeps its directories over many commands. No network, no host files but a read-only /usr, a uid that nothing else has,
+limits on memory, disk, processes, files and time, and of the kernel's calls those of `sandbox_filter` refused; whatever
+is started dies with the command. Where that cannot be had, `SandboxUnavailable` says so: nothing is ever run outside.
+The kernel is shared: right for the code of a model of your own, not for hostile strangers (e2b, daytona, modal).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import stat
@@ -24,20 +24,29 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.sandbox_filter import seccomp_filter
+from evsys_sdk.sandbox_grading import GRADER_HOME, OWN, PYTHON_FOLDER, SITECUSTOMIZE
 from evsys_sdk.sandbox_launch import PATH, Launch, Limits, SandboxError, memory_file, outer_command
 from evsys_sdk.sandbox_uids import UidLease, hold
 
 HOME = "/app"
+BIN = f"{OWN}/bin"
+"""Programs under names that this machine does not have them under."""
 PREFIX = "evsys-sandbox-"
 NEVER = "nothing is run without a sandbox"
 TOOLS = {"bwrap": "bubblewrap", "setpriv": "util-linux"}
 TRIES = 6
+DISK_LOOK_SECONDS = 2.0
+"""Between two looks at how much disk a sandbox uses, counted in time that its commands run."""
+DISK_WALK_SECONDS = 10.0
+"""A tree that takes longer to add up has too many files."""
 # What programs want to read of /etc; passwords, keys and host names are not among it.
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
+# LeakSanitizer works by ptrace, which is refused, and would fail every program built with it.
+NO_PTRACE = {"ASAN_OPTIONS": "detect_leaks=0", "LSAN_OPTIONS": "detect_leaks=0"}
 OWN_ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/app:/bin/sh\n",
     "group": "root:x:0:\nuser:x:1000:\n",
@@ -59,6 +68,22 @@ class SandboxResult:
     stderr: str
     seconds: float
     timed_out: bool = False
+    killed: Literal["memory", "disk"] | None = None
+    """Which limit, of all processes together, it was killed for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How a command sees the folders, where that is not as they are."""
+
+    read_only: tuple[str, ...] = ()
+    emptied: tuple[str, ...] = ()
+    """In the place of these there are empty ones, gone with the command."""
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """Files that show another file of the sandbox, by path; they cannot be changed, moved or removed."""
+
+
+EVERYTHING = View()
 
 
 async def run_sandboxed(
@@ -90,12 +115,16 @@ class Sandbox:
     read_only: tuple[str, ...] = ()
     """Those of the folders that only `write` can change."""
     limits: Limits = field(default_factory=Limits)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of programs: `{"python3.9": "/usr/bin/python3"}`. `python` is there in any case."""
     _lease: UidLease = field(default_factory=UidLease, init=False)
     _uid: int = field(default=-1, init=False)
     _base: Path | None = field(default=None, init=False)
     _held: int | None = field(default=None, init=False)
     """Keeps the directory from being taken for one whose owner died."""
     _live: set[Launch] = field(default_factory=set, init=False)
+    _unlooked_seconds: float = field(default=0.0, init=False)
+    """How long commands have run since the disk was looked at."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -124,6 +153,9 @@ class Sandbox:
         for name, text in OWN_ETC.items():
             (self._base / name).write_text(text)
             (self._base / name).chmod(0o644)
+        (self._base / "python").mkdir(mode=0o755)
+        (self._base / "python" / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        (self._base / "python" / "sitecustomize.py").chmod(0o644)
         for index in range(len(self.folders)):
             place = self._base / str(index)
             place.mkdir(mode=0o700)
@@ -147,34 +179,90 @@ class Sandbox:
         timeout_seconds: float = 60.0,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        view: View = EVERYTHING,
     ) -> SandboxResult:
         """What the command (a text is for the shell) came to. Time-out and cancellation kill all that it started."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         begin, attempt = time.monotonic(), 1
-        launch = await self._launch(argv, self._jail(cwd or self.folders[0], env or {}), timeout_seconds)
+        jail = self._jail(cwd or self.folders[0], env or {}, view)
+        launch = await self._launch(argv, jail, timeout_seconds)
         while not launch.started:
             if attempt == TRIES:
                 raise SandboxError(f"bubblewrap did not start the command: {launch.stderr.strip() or launch.exit_code}")
             # The kernel counts a uid's dying namespaces for a moment longer; the command itself has not run.
             await asyncio.sleep(0.01 * 2**attempt)
             attempt += 1
-            launch = await self._launch(argv, self._jail(cwd or self.folders[0], env or {}), timeout_seconds)
+            launch = await self._launch(argv, jail, timeout_seconds)
         return SandboxResult(
             exit_code=launch.exit_code,
             stdout=launch.stdout,
             stderr=launch.stderr,
             seconds=time.monotonic() - begin,
             timed_out=launch.timed_out,
+            killed=launch.killed,
         )
 
     async def _launch(self, argv: list[str], jail: list[str], seconds: float) -> Launch:
         launch = Launch(self._uid)
         self._live.add(launch)
+        begin = time.monotonic()
+        disk = asyncio.ensure_future(self._limit_disk(launch))
         try:
             await launch.run(jail, argv, limits=self.limits, seconds=seconds)
         finally:
             self._live.discard(launch)
+            disk.cancel()
+        # Many short commands must not fill the disk between the looks that a long one gets.
+        self._unlooked_seconds += time.monotonic() - begin
+        if self._unlooked_seconds > DISK_LOOK_SECONDS and await self._is_disk_full():
+            launch.killed = launch.killed or "disk"
         return launch
+
+    async def _limit_disk(self, launch: Launch) -> None:
+        while True:
+            await asyncio.sleep(DISK_LOOK_SECONDS)
+            if await self._is_disk_full():
+                launch.end_soon(because="disk")
+
+    async def _is_disk_full(self) -> bool:
+        self._unlooked_seconds = 0.0
+        used = await asyncio.to_thread(_disk_bytes, self._place)
+        return used > self.limits.disk_bytes
+
+    async def hand_over(self) -> None:
+        """Another uid has the folders from now on, with all that is in them; nothing may be running.
+
+        Where we are not root there is only one uid. Folders and files that were closed to their owner are opened.
+        """
+        await asyncio.gather(*(launch.end() for launch in list(self._live)))
+        lease = UidLease()
+        uid, base = lease.__enter__(), str(self._place)
+        self._lease.__exit__()
+        self._lease, self._uid = lease, uid
+        folders = [f"{base}/{index}" for index in range(len(self.folders))]
+        change = [["/bin/chmod", "-R", "u+rwX"]]
+        if os.geteuid() == 0:
+            change.insert(0, ["/bin/chown", "-hR", f"{uid}:{uid}"])
+        for command in change:
+            await asyncio.to_thread(subprocess.run, [*command, *folders], check=False, capture_output=True)
+
+    async def empty(self, folder: str) -> None:
+        """Remove everything in one of the folders."""
+        place = self._place / str(self.folders.index(folder))
+        await asyncio.to_thread(_remove, place)
+        place.mkdir(mode=0o700)
+        self._give(place)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        place, parts = self._locate(path)
+        with ExitStack() as opened, contextlib.suppress(FileNotFoundError, SandboxError):
+            here = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, here)
+            for part in parts[:-1]:
+                here = self._open_at(path, part, os.O_RDONLY | os.O_DIRECTORY, here)
+                opened.callback(os.close, here)
+            os.unlink(parts[-1], dir_fd=here)
 
     def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
         """Put a file into one of the folders (a relative path is below the first); its directories are made."""
@@ -240,7 +328,8 @@ class Sandbox:
 
     def _locate(self, path: str) -> tuple[Path, tuple[str, ...]]:
         whole = PurePosixPath(self.folders[0], path)
-        for index, folder in enumerate(self.folders):
+        # The innermost one: a folder may lie in another.
+        for index, folder in sorted(enumerate(self.folders), key=lambda one: -len(one[1])):
             if whole.is_relative_to(folder) and ".." not in whole.parts and whole != PurePosixPath(folder):
                 return self._place / str(index), whole.relative_to(folder).parts
         raise SandboxError(f"{path} is in none of the sandbox's folders: {', '.join(self.folders)}")
@@ -251,7 +340,7 @@ class Sandbox:
             raise SandboxError("this sandbox is not open")
         return self._base
 
-    def _jail(self, cwd: str, env: Mapping[str, str]) -> list[str]:
+    def _jail(self, cwd: str, env: Mapping[str, str], view: View) -> list[str]:
         """bubblewrap's own arguments: everything that can be seen from inside."""
         size = str(self.limits.tmp_bytes)
         args = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
@@ -259,17 +348,30 @@ class Sandbox:
         args += ["--ro-bind", "/usr", "/usr", *_root_links(), "--proc", "/proc", "--dev", "/dev"]
         if os.path.exists("/proc/keys"):  # it lists the host's
             args += ["--ro-bind", "/dev/null", "/proc/keys"]
+        # Nothing there is to be written: neither another process's memory nor its own place in the OOM killer's list.
+        args += ["--remount-ro", "/proc"]
         # /dev is a tmpfs without a limit: nothing may be put there.
         args += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
         for name in OWN_ETC:
             args += ["--ro-bind", str(self._place / name), f"/etc/{name}"]
         for name in ETC:
             args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        for index, folder in enumerate(self.folders):
-            bind = "--ro-bind" if folder in self.read_only else "--bind"
-            args += [bind, str(self._place / str(index)), folder]
+        # Outer folders first, so that one that lies in another is not hidden by it.
+        for folder, index in sorted((folder, index) for index, folder in enumerate(self.folders)):
+            bind = "--ro-bind" if folder in self.read_only or folder in view.read_only else "--bind"
+            if folder in view.emptied:
+                args += ["--size", size, "--tmpfs", folder]
+            else:
+                args += [bind, str(self._place / str(index)), folder]
+        for place, shown in view.pinned.items():
+            top, parts = self._locate(shown)
+            args += ["--ro-bind", str(top.joinpath(*parts)), place]
+        args += ["--ro-bind", str(self._place / "python"), PYTHON_FOLDER, "--size", size, "--tmpfs", GRADER_HOME]
+        for name, program in {**_own_aliases(), **self.aliases}.items():
+            args += ["--symlink", program, f"{BIN}/{name}"]
         args += ["--remount-ro", "/", "--chdir", cwd, "--clearenv"]
-        variables = {"PATH": PATH, "HOME": self.folders[0], "LANG": "C.UTF-8", "USER": "user", **env}
+        variables = {"HOME": self.folders[0], "LANG": "C.UTF-8", "USER": "user", **NO_PTRACE, **env}
+        variables["PATH"] = f"{env.get('PATH', PATH)}:{BIN}"
         return args + [word for name, value in variables.items() for word in ("--setenv", name, value)]
 
 
@@ -303,6 +405,25 @@ def _try_out() -> str | None:
     if tried.returncode == 0:
         return None
     return (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]
+
+
+@cache
+def _own_aliases() -> dict[str, str]:
+    """`python`, on machines that know it as `python3` only: tasks are written for images that have both."""
+    python = shutil.which("python3", path=PATH)
+    return {"python": python} if python and shutil.which("python", path=PATH) is None else {}
+
+
+def _disk_bytes(base: Path) -> float:
+    """What the folders take on disk; infinite where there are too many files to tell."""
+    try:
+        asked = subprocess.run(
+            ["/usr/bin/du", "-sx", "--block-size=1", str(base)],
+            capture_output=True, text=True, timeout=DISK_WALK_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return math.inf
+    return float(asked.stdout.split()[0]) if asked.stdout else 0.0
 
 
 @cache

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.sandbox_filter import seccomp_filter
@@ -49,6 +49,8 @@ class Limits:
     """Address space of each process."""
     total_memory_bytes: int = 4 << 30
     """Memory of all processes together; beyond it all are killed."""
+    disk_bytes: int = 4 << 30
+    """Of all folders together; beyond it all processes are killed."""
     processes: int = 64
     file_bytes: int = 256 << 20
     """Size of each file written."""
@@ -67,7 +69,7 @@ class Launch:
         self.started = False
         """bubblewrap had everything in place and handed over to the command."""
         self.timed_out = False
-        self.killed: str | None = None
+        self.killed: Literal["memory", "disk"] | None = None
         """Which limit of all processes together it was killed for."""
         self.exit_code = 128 + signal.SIGKILL
         """128 + n when signal n ended it, as the shell counts."""
@@ -158,11 +160,12 @@ class Launch:
             raise SandboxError("the process that watches over sandboxes was ended, and the command with it")
         told = json.loads(said)
         code = told["exit_code"]
-        self.exit_code, self.killed = code if code >= 0 else 128 - code, told["killed"]
+        self.exit_code, self.killed = code if code >= 0 else 128 - code, self.killed or told["killed"]
 
-    def end_soon(self) -> None:
+    def end_soon(self, *, because: Literal["disk"] | None = None) -> None:
         """Ask for the end of everything inside."""
         if self._channel is not None and not self._over.is_set():
+            self.killed = self.killed or because
             with contextlib.suppress(OSError):
                 self._channel.send(b"end")
 

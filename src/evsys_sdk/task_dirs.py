@@ -37,14 +37,16 @@ _VERSIONS = re.compile(r"1(\.\d+)?")
 _LEFT_BEHIND = frozenset({".git", ".DS_Store", "__pycache__", ".pytest_cache", "Thumbs.db"})
 _REWARDS = "/logs/verifier/reward"
 _BY_EXIT_CODE = """#!/bin/bash
-# harbor reads a reward, these tests answer with their exit code. A reward that lies there already is nobody's.
-rm -f {rewards}.txt {rewards}.json
+# harbor reads a reward, these tests answer with their exit code. A reward that lies there is not theirs.
 bash /tests/{tests}
 code=$?
-if [ ! -e {rewards}.txt ] && [ ! -e {rewards}.json ]; then echo $((code == 0)) > {rewards}.txt; fi
+rm -rf {rewards}.txt {rewards}.json
+# 126 and 127: the tests, or a command in them, could not be run; that says nothing about the model.
+if [ $code != 126 ] && [ $code != 127 ]; then echo $((code == 0)) > {rewards}.txt; fi
 exit $code
 """
-_OWN_TESTS = "run_tests.sh"
+OWN_TESTS = "run_tests.sh"
+"""Tests that answer with their exit code, beside a `test.sh` that turns it into a reward."""
 _NOT_HERE = "#!/bin/bash\necho 'this task is graded by evsys, from the answer' >&2\nexit 1\n"
 
 
@@ -197,15 +199,15 @@ def _verifier_files(task: HarborTask) -> dict[str, str]:
         return {"environment/.gitkeep": "", "tests/test.sh": _NOT_HERE}
     files = {"environment/Dockerfile": plan.dockerfile, "tests/test.sh": plan.test_sh}
     if _REWARDS not in plan.test_sh:
-        files["tests/test.sh"] = _BY_EXIT_CODE.format(rewards=_REWARDS, tests=_OWN_TESTS)
-        files[f"tests/{_OWN_TESTS}"] = plan.test_sh
+        files["tests/test.sh"] = _BY_EXIT_CODE.format(rewards=_REWARDS, tests=OWN_TESTS)
+        files[f"tests/{OWN_TESTS}"] = plan.test_sh
     if plan.test_state_py:
         files["tests/test_state.py"] = plan.test_state_py
     return files
 
 
 def _tests(folder: Path) -> E2BVerifier:
-    own = _text(folder / "tests" / _OWN_TESTS)
+    own = _text(folder / "tests" / OWN_TESTS)
     return E2BVerifier(
         dockerfile=_text(folder / "environment" / "Dockerfile"),
         test_sh=own or _text(folder / "tests" / "test.sh"),

@@ -62,7 +62,7 @@ async def test_the_environment_is_what_was_given_and_nothing_else():
     result = await run_sandboxed("env", env={"GIVEN": "a b"})
     names = {line.split("=")[0] for line in result.stdout.splitlines()}
     assert "GIVEN=a b" in result.stdout.splitlines()
-    assert names <= {"GIVEN", "PATH", "HOME", "LANG", "USER", "PWD", "SHLVL", "_"}
+    assert names <= {"GIVEN", "PATH", "HOME", "LANG", "USER", "PWD", "SHLVL", "_", "ASAN_OPTIONS", "LSAN_OPTIONS"}
 
 
 @needs_bubblewrap
@@ -217,6 +217,45 @@ async def test_memory_is_limited():
 
 
 @needs_bubblewrap
+@needs_python
+async def test_memory_is_limited_in_total_however_many_share_it():
+    hoard = """
+        import os, time
+        for _ in range(6):
+            if os.fork() == 0:
+                held = bytearray(os.urandom(1 << 20)) * 60
+                time.sleep(60)
+        time.sleep(60)
+    """
+    limits = Limits(memory_bytes=1 << 30, total_memory_bytes=200 << 20)
+    result = await python(hoard, limits=limits, timeout_seconds=60)
+    assert (result.killed, result.timed_out, result.exit_code) == ("memory", False, 128 + signal.SIGKILL)
+    share = """
+        import os, time
+        held = bytearray(os.urandom(1 << 20)) * 60
+        for _ in range(6):
+            os.fork() or time.sleep(1.5)
+    """
+    fine = await python(share, limits=limits, timeout_seconds=60)
+    assert fine.killed is None, "pages that several processes share count once"
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("how", ["one long command", "many short ones"])
+async def test_disk_is_limited_in_total_however_many_files_hold_it(how, monkeypatch):
+    monkeypatch.setattr(sandbox, "DISK_LOOK_SECONDS", 0.3)
+    fill = "head -c 3000000 /dev/zero > $(mktemp -p /app); sleep 0.05"
+    async with Sandbox(limits=Limits(disk_bytes=20 << 20)) as box:
+        if how == "one long command":
+            killed = (await box.run(f"while :; do {fill}; done", timeout_seconds=60)).killed
+        else:
+            killed = next(filter(None, [(await box.run(fill)).killed for _ in range(60)]), None)
+        assert killed == "disk"
+        monkeypatch.setattr(sandbox, "DISK_LOOK_SECONDS", 60)  # there is time to make room
+        assert (await box.run("rm -f /app/*; echo room")).stdout == "room\n"
+
+
+@needs_bubblewrap
 @pytest.mark.parametrize("place", ["/tmp/x", "/dev/shm/x"])
 async def test_memory_cannot_be_had_as_files_either(place):
     result = await run_sandboxed(
@@ -226,8 +265,9 @@ async def test_memory_cannot_be_had_as_files_either(place):
 
 
 @needs_bubblewrap
-async def test_when_memory_runs_out_the_sandbox_goes_first():
-    assert (await run_sandboxed("cat /proc/self/oom_score_adj")).stdout == "1000\n"
+async def test_when_memory_runs_out_the_sandbox_goes_first_and_cannot_change_that():
+    result = await run_sandboxed("echo 0 > /proc/self/oom_score_adj; cat /proc/self/oom_score_adj")
+    assert result.stdout == "1000\n" and "Read-only" in result.stderr
 
 
 @needs_bubblewrap

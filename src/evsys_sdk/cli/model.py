@@ -1,4 +1,4 @@
-"""`evsys model`: which models are here, bring one here, look at one."""
+"""`evsys model`: which models are here, bring one here, look at one, hand a trained one to other programs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ def add_parser(verbs: Any) -> None:
     info = _verb(inner, "info", show_model, "one model: size, vocabulary, context, memory to train it")
     for named in (pull, info):
         named.add_argument("name", help=NAME)
+    export = _verb(inner, "export", export_weights, "a run's weights for other programs: PEFT, merged, GGUF")
+    export.add_argument(
+        "source", metavar="run", help="a run's directory, <experiment>/<run>, sampler weights, or a model"
+    )
+    export.add_argument(
+        "--to", required=True, choices=("peft", "merged", "gguf"),
+        help="the adapter; a whole Hugging Face model; one file for llama.cpp (llama, qwen2, qwen3)",
+    )  # fmt: skip
+    export.add_argument(
+        "-o", "--output", metavar="PATH", help="where to write (default: ./<run>-<form> or ./<run>.gguf)"
+    )
+    export.add_argument(
+        "--checkpoint", default="final", metavar="REF", help="final (the default) or step-N; also as <run>@step-N"
+    )
+    export.add_argument(
+        "--type", dest="number_type", default="f16", choices=("f32", "f16", "bf16", "q8_0"),
+        help="of the numbers in a GGUF file (default: f16)",
+    )  # fmt: skip
 
 
 def _verb(inner: Any, name: str, act: Any, text: str) -> Any:
@@ -85,6 +103,20 @@ def show_model(args: argparse.Namespace) -> int:
         print_json(asdict(card))
     else:
         print_table([], [[label, text] for label, text in _lines(card)])
+    return EXIT_OK
+
+
+def export_weights(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from evsys_sdk.running.exporting import export_run
+
+    out = Path(args.output) if args.output else None
+    done = export_run(args.source, args.to, out, checkpoint=args.checkpoint, number_type=args.number_type)
+    if args.json:
+        print_json(asdict(done))
+    else:
+        print(f"{done.path}: {format_size(done.bytes)}, {done.form} of {done.checkpoint or done.base_model}")
     return EXIT_OK
 
 

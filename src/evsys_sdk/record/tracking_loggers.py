@@ -135,7 +135,8 @@ class MlflowLogger(TrackingCallback):
 
     class Config(Params):
         tracking_uri: str | None = None
-        """A server, `sqlite:///...` or `file:...`; by default MLFLOW_TRACKING_URI, else a file in output_dir."""
+        """A server or `sqlite:///...`; by default MLFLOW_TRACKING_URI, else an SQLite file in output_dir. A folder
+        (`file:...`) works, but MLflow 3 keeps that store for old data only: see docs/callbacks.md."""
         experiment: str | None = None
         """By default the experiment's name."""
 
@@ -161,7 +162,7 @@ class MlflowLogger(TrackingCallback):
 
         folder = ctx.output_dir.absolute().parent
         uri = self.cfg.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.sqlite'}"
-        if _is_folder(uri):  # MLflow 3 asks for this word before it writes to a folder
+        if _is_folder(uri):  # MLflow 3 refuses a folder unless this is set
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client, name = MlflowClient(tracking_uri=uri), self.cfg.experiment or str(ctx.config.name)
         found = client.get_experiment_by_name(name)

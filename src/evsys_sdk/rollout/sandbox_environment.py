@@ -1,9 +1,10 @@
 """A harbor environment on this machine: the task's files in a bubblewrap sandbox, and every command a jail around them.
 
 In: a task's `environment/`. Out: what harbor asks of an environment. There is no network, there is one user, and a
-process lives no longer than the command that started it, so nothing an agent left behind can touch the verifier's
-files. Whatever an agent did to its folders, the tests run and say what it is worth. Where there can be no sandbox the
-trial fails with the sentence that says so; nothing runs outside.
+process lives no longer than the command that started it. Whatever an agent did to its folders, the tests run and say
+what it is worth: from the moment the tests come in, the folders belong to another uid, the tests lie in a new folder
+that cannot be written, home is empty, and of the folders that neither the task nor its tests name nothing is seen.
+Where there can be no sandbox the trial fails with the sentence that says so; nothing runs outside.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import re
 import shlex
 import stat
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,11 +25,21 @@ from evsys_sdk.dockerfile import INSTEAD, SYSTEM, Step, missing_packages, steps_
 from evsys_sdk.errors import DataError, EvsysError, shorten
 from evsys_sdk.logs import get_logger
 from evsys_sdk.rollout.environment_checks import files_problem
-from evsys_sdk.sandbox import HOME, Limits, Sandbox, SandboxError
+from evsys_sdk.sandbox import EVERYTHING, HOME, Limits, Sandbox, SandboxError, SandboxResult, View
+from evsys_sdk.sandbox_grading import grading_variables
+from evsys_sdk.task_dirs import OWN_TESTS
 
 PATHS = EnvironmentPaths()
-KEPT = (HOME, "/logs", "/tests", "/solution", "/harbor", "/root", "/home", "/workspace", "/tmp")
-"""Top-level folders that outlive a command, besides those that the task itself names."""
+TESTS, VERIFIER = str(PATHS.tests_dir), str(PATHS.verifier_dir)
+USERS_HOME = "/root"
+"""Where tasks that are written for images expect it."""
+MAYBE_GRADED = ("/solution", "/harbor", USERS_HOME, "/home", "/workspace", "/tmp")
+"""Folders whose contents tests see only where the task or the tests name them."""
+KEPT = (HOME, "/logs", VERIFIER, TESTS, *MAYBE_GRADED)
+"""Folders that outlive a command, besides those that the task itself names."""
+_NAMES_HOME = re.compile(r"~/|\bHOME\b|expanduser|Path\.home|homedir")
+NOT_RUN = (126, 127)
+"""The shell's exit codes for a command that cannot be run or found: such tests have said nothing about the model."""
 NO_SESSION = (
     "in the local sandbox a process lives no longer than the command that started it, so no tmux session can be kept: "
     "use the agent `chat` with the tool `bash`, or another environment (docker, e2b)"
@@ -37,10 +48,15 @@ DEFAULT_SECONDS = 3600.0
 """For a command without a time limit of its own."""
 _ENTER = 'cd -- "$1" || cd /; exec /bin/bash -c "$2"'
 """A working directory that the agent has closed or removed is no reason not to run a command."""
-_MAKE_ROOM = """chmod -R u+rwX {logs} {tests}
-rm -rf {verifier} && mkdir {verifier}
-find {tests} ! -type d ! -type f -delete
-for name in {names}; do if [ -d "$name" ]; then rm -rf "$name"; fi; done
+# A link of the agent's into the tests, such as an answer that leads to the file it will be compared with.
+_CUT_LINKS = r"""find "$@" -type l -exec bash -c '
+mapfile -d "" -t leads < <(realpath -mz -- "$@")
+for link; do
+  case ${leads[at++]} in
+    / | /tests | /tests/* | /logs | /logs/verifier | /logs/verifier/* | /proc | /proc/* | /evsys | /evsys/*)
+      rm -f -- "$link" ;;
+  esac
+done' bash {} +
 """
 
 
@@ -58,6 +74,9 @@ class SandboxEnvironment(BaseEnvironment):
         self.workdir = self.task_env_config.workdir or HOME
         self.variables: dict[str, str] = {}
         self.box: Sandbox | None = None
+        self.tests_text: str | None = None
+        """All that the tests say, while they are in the environment; None while the agent works."""
+        self.graded_by_exit_code = False
 
     @staticmethod
     def type() -> str:
@@ -76,7 +95,8 @@ class SandboxEnvironment(BaseEnvironment):
         missing = await asyncio.to_thread(missing_packages, self.steps)
         if missing is not None:
             raise SandboxBuildFailedError(f"{missing}: install it here, or {INSTEAD}")
-        self.box = Sandbox(folders=self._folders(), limits=self._limits())
+        aliases = {step.words[1]: step.words[0] for step in self.steps if step.kind == "alias"}
+        self.box = Sandbox(folders=self._folders(), limits=self._limits(), aliases=aliases)
         await self.box.open()
         await self._must(f"mkdir -p {self.workdir} {PATHS.agent_dir} {PATHS.verifier_dir} {PATHS.artifacts_dir}", "/")
         for step in self.steps:
@@ -91,8 +111,13 @@ class SandboxEnvironment(BaseEnvironment):
         return tuple(dict.fromkeys([*KEPT, *tops]))
 
     def _limits(self) -> Limits:
-        megabytes = self.task_env_config.memory_mb
-        return Limits(memory_bytes=megabytes << 20) if megabytes else Limits()
+        memory, disk = self.task_env_config.memory_mb, self.task_env_config.storage_mb
+        default = Limits()
+        return Limits(
+            memory_bytes=memory << 20 if memory else default.memory_bytes,
+            total_memory_bytes=memory << 20 if memory else default.total_memory_bytes,
+            disk_bytes=disk << 20 if disk else default.disk_bytes,
+        )
 
     async def _build(self, step: Step) -> None:
         if step.kind == "env":
@@ -158,19 +183,56 @@ class SandboxEnvironment(BaseEnvironment):
         """Run a command; there is one user inside, whichever is asked for."""
         if _leaves_a_session(command):
             return ExecResult(stdout="", stderr=NO_SESSION, return_code=1)
-        variables = {**self.variables, **(self._merge_env(env) or {})}
+        variables = {"HOME": USERS_HOME, **self.variables, **(self._merge_env(env) or {})}
+        view = EVERYTHING
+        if self.tests_text is not None:
+            if command.startswith(f"chmod +x {TESTS}/"):  # they are, and nothing there can be changed
+                return ExecResult(stdout="", stderr="", return_code=0)
+            view, home = self._graders_view(self.tests_text)
+            variables = grading_variables({name: value for name, value in variables.items() if name != "HOME"} | home)
         done = await self._open.run(
             ["/bin/bash", "-c", _ENTER, "bash", cwd or self.workdir, command],
             cwd="/",
             env=variables,
             timeout_seconds=timeout_sec or DEFAULT_SECONDS,
+            view=view,
         )
-        late = f"\n[killed after {timeout_sec} seconds]" if done.timed_out else ""
-        return ExecResult(stdout=done.stdout, stderr=done.stderr + late, return_code=done.exit_code)
+        if self.tests_text is not None and f"{TESTS}/" in command:
+            await asyncio.to_thread(self._settle_reward, done)
+        why = _why_killed(done, timeout_sec, self._open.limits)
+        return ExecResult(stdout=done.stdout, stderr=done.stderr + why, return_code=done.exit_code)
+
+    def _graders_view(self, tests_text: str) -> tuple[View, dict[str, str]]:
+        """What tests see, and the home they have where they look into the user's."""
+        named = {top_folder(str(PurePosixPath(self.workdir)))}
+        named |= {top_folder(step.words[-1]) for step in self.steps if step.kind in ("workdir", "copy")}
+        at_home = _NAMES_HOME.search(tests_text) is not None
+        hidden = [
+            folder
+            for folder in MAYBE_GRADED
+            if folder not in named
+            and not re.search(rf"{folder}\b", tests_text)
+            and not (folder == USERS_HOME and at_home)
+        ]
+        return View(read_only=(TESTS,), emptied=tuple(hidden)), {"HOME": USERS_HOME} if at_home else {}
+
+    def _settle_reward(self, done: SandboxResult) -> None:
+        """The tests have run, and all that they started is dead: what they say is now out of anybody's reach."""
+        rewards = [f"{VERIFIER}/reward.txt", f"{VERIFIER}/reward.json"]
+        # Tests that were killed have passed nothing, whatever a program that they ran has written in their name.
+        was_killed = done.exit_code > 128 or done.killed is not None
+        if not self.graded_by_exit_code and not was_killed:
+            return
+        for path in rewards:
+            self._open.remove(path)
+        if done.exit_code not in NOT_RUN and not done.timed_out:
+            self._open.write(rewards[0], str(int(done.exit_code == 0)))
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         source = Path(source_path)
         mode = stat.S_IMODE(source.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR
+        if self.tests_text is not None and source.suffix == ".sh":
+            mode |= stat.S_IXUSR
         try:
             await asyncio.to_thread(self._open.write, self._inside(target_path), source.read_bytes(), mode=mode)
         except SandboxError as exc:
@@ -183,15 +245,39 @@ class SandboxEnvironment(BaseEnvironment):
             files = [file for file in files if self._stays_inside(file)]
         targets = {file: str(PurePosixPath(target_dir, file.relative_to(source).as_posix())) for file in files}
         if PurePosixPath(target_dir) == PATHS.tests_dir:
-            await self._make_room(targets.values())
+            await self._begin_grading(source, files)
         for file, target in targets.items():
             await self.upload_file(file, target)
 
-    async def _make_room(self, names: Iterable[str]) -> None:
-        """The verifier is about to run, and no process of the agent is alive: a reward that lies there is forged, and
-        what stands in the way of the tests is the agent's."""
-        places = {"logs": PATHS.logs_dir, "tests": PATHS.tests_dir, "verifier": PATHS.verifier_dir}
-        await self.exec(_MAKE_ROOM.format(names=shlex.join(names), **places), cwd="/")
+    async def _begin_grading(self, source: Path, files: Sequence[Path]) -> None:
+        """The tests are about to come in, and no process of the agent is alive: what lies there is the agent's."""
+        if self.tests_text is None:
+            await self._open.hand_over()
+            await self._open.empty(TESTS)
+            await self._open.empty(VERIFIER)
+            await self._open.run(["/bin/bash", "-c", _CUT_LINKS, "bash", *self._open.folders], cwd="/")
+            self.tests_text, self.graded_by_exit_code = "", False
+        self.tests_text += "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+        self.graded_by_exit_code |= (source / OWN_TESTS).is_file()
+
+    async def reset_dirs(
+        self,
+        *,
+        remove_dirs: Sequence[Any],
+        create_dirs: Sequence[Any],
+        chmod_dirs: Sequence[Any] | None = None,
+    ) -> ExecResult:
+        """Between the steps of a task: the tests go, and it is the agent's turn."""
+        own = [str(path) for path in remove_dirs if str(path) in self._open.folders]
+        for folder in own:
+            await self._open.empty(folder)
+        if TESTS in own:
+            self.tests_text = None
+        return await super().reset_dirs(
+            remove_dirs=[path for path in remove_dirs if str(path) not in own],
+            create_dirs=create_dirs,
+            chmod_dirs=chmod_dirs,
+        )
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         target = Path(target_path)
@@ -212,6 +298,13 @@ class SandboxEnvironment(BaseEnvironment):
         if self.box is None:
             raise RuntimeError("this environment is not running")
         return self.box
+
+
+def _why_killed(done: SandboxResult, timeout_sec: int | None, limits: Limits) -> str:
+    if done.timed_out:
+        return f"\n[killed after {timeout_sec} seconds]"
+    limit = {"memory": limits.total_memory_bytes, "disk": limits.disk_bytes}.get(done.killed or "", 0)
+    return f"\n[killed: more than {limit >> 20} MB of {done.killed} in use]" if done.killed else ""
 
 
 def _leaves_a_session(command: str) -> bool:

@@ -99,7 +99,8 @@ def _environment(recipe: Recipe) -> dict[str, str]:
 
 
 async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
-    from evsys_sdk.sandbox import Sandbox
+    from evsys_sdk.sandbox import Sandbox, View
+    from evsys_sdk.sandbox_grading import grading_variables
 
     missing = await asyncio.to_thread(what_is_missing, cfg.dockerfile)
     if missing:
@@ -113,7 +114,11 @@ async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
             if done.exit_code != 0:
                 said = shorten(done.stderr or done.stdout, 200)
                 raise VerifierFailed(f"`RUN {step}` failed in the local sandbox ({said}): {INSTEAD}")
-        result = await box.run(RUN_TESTS, timeout_seconds=cfg.timeout_seconds, env=_environment(recipe))
+        # The copies beside the model's work too: what it runs must not change the tests that run it.
+        tests = ["test.sh", *(["test_state.py"] if cfg.test_state_py else [])]
+        view = View(pinned={f"{recipe.workdir}/{name}": f"{TESTS}/{name}" for name in tests})
+        env = grading_variables(_environment(recipe))
+        result = await box.run(RUN_TESTS, timeout_seconds=cfg.timeout_seconds, env=env, view=view)
     if result.timed_out:
         raise VerifierFailed(_too_long(cfg))
     return Tried(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr, where="local")

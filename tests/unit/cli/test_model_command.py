@@ -109,3 +109,84 @@ def test_no_verb_loads_torch(words, cache):
     )
     done = subprocess.run([sys.executable, "-c", code, "model", *words], env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def trained_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of two steps on the local backend, with a checkpoint of each."""
+    pytest.importorskip("torch")
+    import yaml
+
+    from evsys_sdk import run_experiment
+
+    monkeypatch.chdir(tmp_path)
+    chat = [{"role": "user", "content": "say"}, {"role": "assistant", "content": "red"}]
+    run = {
+        "name": "first",
+        "data": {"source_kind": "in_memory", "rows": [{"messages": chat}]},
+        "model": {"name": "tiny-random"},
+        "algorithm": {"kind": "sft", "params": {"max_steps": 2, "save_every": 1, "learning_rate": 0.1}},
+        "backend": {"kind": "local", "params": {"threads": 1}},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "exp", "run": run}))
+    run_experiment(tmp_path / "config.yaml")
+    return tmp_path / "outputs" / "first"
+
+
+def test_export_writes_the_weights_of_a_run_or_of_one_of_its_checkpoints(trained_run, capsys):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def said(folder: str | Path) -> torch.Tensor:
+        return AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([[5, 6, 7]])).logits
+
+    capsys.readouterr()
+    assert main(["model", "export", str(trained_run), "--to", "merged", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["form"], told["base_model"]) == ("merged", "tiny-random")
+    assert told["path"] == str(Path("first-merged").absolute()) and told["bytes"] > 100_000
+    assert main(["model", "export", "exp/first@step-1", "--to", "merged"]) == 0
+    assert main(["model", "export", str(trained_run), "--checkpoint", "2", "--to", "merged"]) == 0
+    assert torch.equal(said("first-2-merged"), said("first-merged"))
+    assert (said("first-step-1-merged") - said("first-merged")).abs().max() > 1e-3
+    assert main(["model", "export", str(trained_run), "--to", "peft", "-o", "deep/er/peft"]) == 0
+    assert Path("deep/er/peft/adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            ["outputs/first@step-9", "--to", "peft"],
+            ["'step-9' is not a checkpoint of this run", "final, step-1, step-2"],
+        ),
+        (["exp", "--to", "peft"], ["exp"]),
+        (["tiny-random", "--to", "peft"], ["untrained model has no adapter", "--to merged"]),
+    ],
+)
+def test_export_says_what_it_cannot_export(trained_run, capsys, args, words):
+    capsys.readouterr()
+    assert main(["model", "export", *args]) == 1
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
+
+
+def test_the_mock_has_no_weights_to_export(tmp_path, monkeypatch, capsys):
+    import yaml
+
+    from evsys_sdk import run_experiment
+
+    monkeypatch.chdir(tmp_path)
+    run = {
+        "name": "first",
+        "data": {"source_kind": "in_memory", "rows": [{"prompt": "a", "completion": "b"}],
+                 "transforms": [{"kind": "jsonl_to_chat"}]},
+        "model": {"name": "table"},
+        "algorithm": {"kind": "sft", "params": {"max_steps": 1}},
+        "backend": {"kind": "mock"},
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "exp", "run": run}))
+    run_experiment(tmp_path / "config.yaml")
+    capsys.readouterr()
+    assert main(["model", "export", "outputs/first", "--to", "merged"]) == 1
+    assert "backend 'mock'; only the backend local keeps weights" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -293,3 +294,13 @@ def test_the_real_wandb_keeps_it_offline(make_ctx: MakeCtx) -> None:
     assert told.errors == []
     (file,) = (ctx.output_dir / "logs" / "wandb").glob("offline-run-*/*.wandb")
     assert b"val/tools/pass@1" in file.read_bytes()
+
+
+@pytest.mark.parametrize(("uri", "set_to"), [("file:/tmp/runs", "true"), ("runs", "true"), ("sqlite:///x.db", None)])
+def test_a_folder_as_mlflow_store_is_allowed_by_the_variable_that_mlflow_asks_for(
+    mlflow: StandInMlflow, make_ctx: MakeCtx, monkeypatch: pytest.MonkeyPatch, uri: str, set_to: str | None
+) -> None:
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    play(build("mlflow_logger", tracking_uri=uri), make_ctx("exp/r"))
+    assert mlflow.uris == [uri] and os.environ.get("MLFLOW_ALLOW_FILE_STORE") == set_to
+    os.environ.pop("MLFLOW_ALLOW_FILE_STORE", None)
