@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from evsys_sdk.score_names import suite_label
+
 PLAIN_INTERVAL_SECONDS = 2.0
 
 
@@ -96,7 +98,9 @@ class Progress:
         for score in result.scores:
             if score.value is not None:
                 which = "untrained " if result.step == 0 else ""
-                line.score = f"{which}{result.split}/{result.name} {score.metric} {score.value:.3f}"
+                rows = " (training rows)" if result.on_training_rows else ""
+                suite = suite_label(result.split, result.name)
+                line.score = f"{which}{suite} {score.metric} {score.value:.3f}{rows}"
         self._changed(ctx, line, always=True)
 
     def on_run_end(self, ctx: Any, result: Any) -> None:

@@ -100,6 +100,7 @@ def conclude(
     judged = {arm["arm"] for arm in findings.data.get("verdict", {}).get("arms", [])}
     lines += [_arm_line(summary, name) for summary in summaries if summary.arm not in judged]
     lines += leakage_lines(arms)
+    lines += _training_row_lines(arms)
     lines += _model_lines(models)
     return Conclusion(
         arms=summaries,
@@ -116,6 +117,18 @@ def conclude_without_verdict(arms: Mapping[str, Sequence[RunResult]], why: str) 
     summaries = [ArmSummary(arm=arm, statuses=[run.status for run in runs]) for arm, runs in arms.items()]
     lines = [f"No verdict: {why}.", *(_arm_line(summary, None) for summary in summaries)]
     return Conclusion(arms=summaries, best_arm=None, text="\n".join(lines), findings=Findings(why_not=why))
+
+
+def _training_row_lines(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """One line that names the scores on rows that were trained on."""
+    evals = [one for results in arms.values() for result in results for one in result.extras.get("evals", [])]
+    keys = sorted({metric_key(one, score) for one in evals if one.on_training_rows for score in one.scores})
+    if not keys:
+        return []
+    return [
+        f"Scored on training rows: {', '.join(keys)}. It shows what was memorised, not how new tasks are done; add a "
+        "benchmark, or eval.eval_data."
+    ]
 
 
 def _model_lines(models: Sequence[ModelScore]) -> list[str]:
@@ -177,7 +190,8 @@ def _evidence(result: RunResult, value: float, keys: Sequence[str]) -> str:
         (one, score) for one in evals for score in one.scores if metric_key(one, score) in keys and score.value == value
     ]
     if len(keys) == 1 and found:
-        return f"{_value(found[-1][1])}, {_counts(found[-1][1])}"
+        rows = ", on training rows" if found[-1][0].on_training_rows else ""
+        return f"{_value(found[-1][1])}, {_counts(found[-1][1])}{rows}"
     last = {metric_key(one, score): score for one in evals for score in one.scores if one.step != 0}
     return f"{value:.3f}{_errors_of([last[key] for key in keys if key in last])}"
 
@@ -263,7 +277,8 @@ def _score_text(result: EvalResult, score: Score | None) -> str:
         return f"{where}: not scored ({result.error})"
     if score.value is None:
         return f"{where} {score.metric}: not valid ({str(result.error or score.error).removeprefix('invalid: ')})"
-    return f"{where} {score.metric} = {_value(score)}, {_counts(score)}"
+    rows = ", on training rows" if result.on_training_rows else ""
+    return f"{where} {score.metric} = {_value(score)}, {_counts(score)}{rows}"
 
 
 def _counts(score: Score) -> str:
