@@ -7,12 +7,14 @@ choice of a row depends on its own logits and its own number alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from evsys_engine.types import Array
 
 BLOCK = 128
 """The CDF is searched in two levels: sums of blocks, then inside one block."""
@@ -49,8 +51,13 @@ class Picker:
         self._filtered = any(row.top_k > 0 or row.top_p < 1 for row in self._settings)
         self._mass: Tensor | None = None  # kept between steps: new memory of this size costs as much as the arithmetic
 
-    def pick(self, logits: Tensor, uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-        """Tokens and logprobs, one per row; a logprob is NaN where the model's logits are not finite."""
+    def pick(
+        self, logits: Tensor, uniforms: Sequence[float], allowed: Mapping[int, Array] | None = None
+    ) -> tuple[list[int], list[float]]:
+        """Tokens and logprobs, one per row; a logprob is NaN where the model's logits are not finite.
+
+        `allowed` has the rows that may not pick every token: True where they may.
+        """
         logits = logits.float()
         top = logits.amax(-1, keepdim=True)
         lost = ~torch.isfinite(top)[:, 0]
@@ -60,15 +67,24 @@ class Picker:
         exponentials(logits - top, self._mass)
         cumulative = block_sums(self._mass)
         total = cumulative[:, -1:]
-        tokens = self._choose(logits, top, cumulative, torch.tensor(uniforms, dtype=torch.float64, device=top.device))
+        chance = torch.tensor(uniforms, dtype=torch.float64, device=top.device)
+        tokens = self._choose(logits, top, cumulative, chance, allowed or {})
         logprobs = ((logits.gather(1, tokens[:, None]) - top).double() - total.log())[:, 0]
         return tokens.tolist(), logprobs.masked_fill(lost, torch.nan).tolist()
 
-    def _choose(self, logits: Tensor, top: Tensor, cumulative: Tensor, chance: Tensor) -> Tensor:
+    def _choose(
+        self, logits: Tensor, top: Tensor, cumulative: Tensor, chance: Tensor, allowed: Mapping[int, Array]
+    ) -> Tensor:
         assert self._mass is not None
+        if allowed:
+            # Rows that may pick everything keep their logits and their maximum, so their bits.
+            logits = logits.clone()
+            for row, mask in allowed.items():
+                logits[row].masked_fill_(~torch.from_numpy(mask).to(logits.device), -torch.inf)
+            top = logits.amax(-1, keepdim=True)
         if len(self._greedy) == len(logits):
             return logits.argmax(-1)
-        if self._warmed or self._filtered:
+        if self._warmed or self._filtered or allowed:
             scaled = (logits - top).div_(self._temperature)
             if self._filtered:
                 scaled.masked_fill_(scaled < floors(scaled, self._settings), -torch.inf)

@@ -23,13 +23,14 @@ from typing import Any
 from torch import Tensor
 
 from evsys_engine.decoder import LlamaDecoder, is_supported
+from evsys_engine.grammar import Matcher, model_vocabulary
 from evsys_engine.merging import LoraParts, MergedWeights
 from evsys_engine.model_decoder import ModelDecoder
 from evsys_engine.picking import Picker, Settings
 from evsys_engine.snapshots import snapshots_of
 from evsys_engine.stopping import StopRule, end_ids
 from evsys_engine.streams import RowStream, fresh_seed
-from evsys_engine.types import BadRequest, EngineError, ModelInfo, SampledRow, SampleRequest, SampleResult
+from evsys_engine.types import Array, BadRequest, EngineError, ModelInfo, SampledRow, SampleRequest, SampleResult
 
 MAX_ROWS = {"cpu": 64, "cuda": 256}
 """Completions decoded at once; more would wait for the processor anyway."""
@@ -76,6 +77,8 @@ class Job:
     stop: StopRule
     done: Callable[[SampleResult], None]
     failed: Callable[[BaseException], None]
+    matcher: Matcher | None = None
+    """At the beginning of the grammar that the completions have to follow."""
     scores: PromptScores | None = None
     rows: dict[int, SampledRow] = field(default_factory=dict)
     over: bool = False
@@ -84,7 +87,10 @@ class Job:
         asked = self.request
         seed = fresh_seed() if asked.seed is None else asked.seed
         settings = Settings(asked.temperature, asked.top_k, asked.top_p)
-        return (Row(self, i, RowStream(seed, i), settings) for i in range(asked.num_samples))
+        return (
+            Row(self, i, RowStream(seed, i), settings, self.matcher.copy() if self.matcher else None)
+            for i in range(asked.num_samples)
+        )
 
     def finish_row(self, index: int, row: SampledRow) -> None:
         self.rows[index] = row
@@ -114,6 +120,7 @@ class Row:
     index: int
     stream: RowStream
     settings: Settings
+    matcher: Matcher | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -131,6 +138,8 @@ class Row:
         self.logprobs.append(logprob)
         try:
             kept = self.job.stop.kept(self.tokens)
+            if self.matcher is not None and kept is None:
+                self.matcher.take(token)
         except Exception as exc:  # a tokenizer that cannot decode is this request's trouble, not its neighbours'
             self.job.fail(exc)
         else:
@@ -237,7 +246,14 @@ class Run:
 
 
 def _pick(picker: Picker, logits: Tensor, rows: list[Row]) -> Iterable[tuple[int, float]]:
-    return zip(*picker.pick(logits, [row.stream.draw() for row in rows]), strict=True)
+    allowed: dict[int, Array] = {}
+    for index, row in enumerate(rows):
+        if row.matcher is not None and not row.job.over:
+            try:
+                allowed[index] = row.matcher.allowed()
+            except EngineError as exc:  # a grammar that is too much for its parser is this request's trouble alone
+                row.job.fail(exc)
+    return zip(*picker.pick(logits, [row.stream.draw() for row in rows], allowed), strict=True)
 
 
 def _watchers(rows: list[Row], numbers: Mapping[tuple[int, ...], int]) -> dict[int, Callable[[int, Tensor], None]]:
@@ -316,7 +332,11 @@ class BatchSampler:
         limit = min(request.max_tokens, max(1, self._info.max_length - len(tokens)))
         ends = self._end_ids if request.end_of_text else frozenset()
         stop = StopRule(request.stop, ends, self._tokenizer, keep_strings=request.keep_stop_strings)
-        return Job(request=request, tokens=tokens, limit=limit, stop=stop, done=done, failed=failed)
+        matcher = None
+        if request.grammar is not None:
+            vocabulary = model_vocabulary(self._tokenizer, self._model.get_output_embeddings().weight.shape[0], ends)
+            matcher = Matcher.begin(request.grammar, vocabulary)
+        return Job(request=request, tokens=tokens, limit=limit, stop=stop, done=done, failed=failed, matcher=matcher)
 
     def serve(self, feed: Feed) -> None:
         """Decode what `feed` brings until it brings nothing more. An error is told to all in the batch, then raised."""

@@ -97,6 +97,8 @@ class SampleRequest:
     """The model's own end stops as well."""
     keep_stop_strings: bool = False
     """A stop string stays at the end instead, as Tinker has it."""
+    grammar: str | None = None
+    """What each completion has to look like, in llguidance's form (extra `serve`)."""
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
 

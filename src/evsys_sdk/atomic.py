@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from evsys_sdk.constants import WORKSPACE_DIR
+from evsys_sdk.redaction import redact, redact_values
 
 GIT_IGNORES_ALL = "# Written by evsys: nothing in this folder belongs into git.\n*\n"
 
@@ -47,7 +48,8 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write `text` whole; return the path."""
+    """Write `text` whole and without secrets; return the path."""
+    text = redact(text)
     with whole_file(path) as handle:
         # Half a surrogate pair (a broken emoji in somebody's data) becomes its escape, which JSON reads back.
         handle.write(text.encode(errors="backslashreplace"))
@@ -69,7 +71,14 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Standard JSON of anything we record: NaN and infinities become the strings "NaN", "Infinity", "-Infinity"."""
+    """Standard JSON of anything we record: NaN and infinities become the strings "NaN", "Infinity", "-Infinity".
+
+    Secrets that are known by value do not appear in it; `write_text` finds those that are known by shape."""
+    return redact_values(plain_json(value, indent=indent))
+
+
+def plain_json(value: Any, *, indent: int | None = None) -> str:
+    """Standard JSON of data that must come back as it was: rows of a dataset."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False, default=_plain)
     except ValueError:

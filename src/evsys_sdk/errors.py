@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
+from evsys_sdk.redaction import redact
+
 
 class EvsysError(Exception):
     """Something a user can put right; the message says what and how."""
@@ -83,8 +85,8 @@ def _problem_line(problem: Problem) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """`text` on one line, cut in the middle when longer than `limit`."""
-    text = " ".join(text.split())
+    """`text` on one line, cut in the middle when longer than `limit`; half a secret would not be known as one later."""
+    text = " ".join(redact(text).split())
     half = (limit - 3) // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
 

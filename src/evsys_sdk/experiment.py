@@ -35,6 +35,7 @@ from evsys_sdk.record.conclusion import Conclusion, ModelScore, conclude, conclu
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_dir import hold
+from evsys_sdk.redaction import learn_from_settings
 from evsys_sdk.running.admissions import SUCCESS, Admission, admissions
 from evsys_sdk.running.baselines import Baselines
 from evsys_sdk.running.budget import Budget, begun_before, spent_before
@@ -127,6 +128,7 @@ class Experiment:
         if options.fresh and options.fork:
             raise EvsysError("fresh starts the experiment over and fork leaves it for a child: choose one of the two")
         started = time.monotonic()
+        learn_from_settings(plain(self.config))  # one that was made in Python was not read from a file
         self.check(strict=options.strict)
         self.config = with_judged_metrics(self.config)
         base = Path(self.config.output_dir).expanduser()

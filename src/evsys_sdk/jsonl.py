@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from evsys_sdk.atomic import to_json, whole_file
+from evsys_sdk.atomic import plain_json, to_json, whole_file
 from evsys_sdk.errors import DataError, shorten
 
 Row = dict[str, Any]
@@ -110,8 +110,10 @@ def reason(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
 
 
-def write_rows(path: str | Path, rows: Iterable[Row]) -> int:
-    """Write the rows, whole or not at all; return how many there were."""
+def write_rows(path: str | Path, rows: Iterable[Row], *, record: bool = False) -> int:
+    """Write the rows, whole or not at all; return how many there were. A `record` holds no known secrets, a dataset
+    comes back as it was."""
+    encode = encode_record if record else encode_row
     count = 0
     with whole_file(path) as handle:
         packed = str(path).endswith(".gz")
@@ -120,15 +122,23 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> int:
         for count, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise DataError(f"{path}: row {count - 1} is not a mapping but {shorten(repr(row))}")
-            out.write(encode_row(row))
+            out.write(encode(row))
         if packed:
             out.close()
     return count
 
 
+def encode_record(row: Row) -> bytes:
+    """One line of a log or record, without secrets that are known by value."""
+    return _encoded(to_json(row) + "\n")
+
+
 def encode_row(row: Row) -> bytes:
-    """One line of a JSONL file."""
-    text = to_json(row) + "\n"
+    """One line of a dataset, which comes back as it was."""
+    return _encoded(plain_json(row) + "\n")
+
+
+def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, as JSON's \ud800 allows: keep it escaped

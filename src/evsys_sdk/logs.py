@@ -14,6 +14,8 @@ from typing import TextIO
 
 from evsys_sdk.constants import ENV_LOGGING_LEVEL
 from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.redaction import redact
+from evsys_sdk.terminal import visible
 
 ROOT = "evsys_sdk"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -42,23 +44,37 @@ def get_logger(name: str = ROOT) -> logging.Logger:
 
 
 def configure_logger(
-    level: str | int | None = None, *, environ: Mapping[str, str] = os.environ, handler: logging.Handler | None = None
+    level: str | int | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    handler: logging.Handler | None = None,
+    quiet: bool = False,
 ) -> logging.Logger:
-    """Send SDK logs to stderr (or `handler`) at `level`, else EVSYS_LOGGING_LEVEL, else WARNING."""
+    """Send SDK logs to stderr (or `handler`) at `level`, else EVSYS_LOGGING_LEVEL, else WARNING.
+
+    `quiet` lets only errors through to stderr; log files get the rest."""
     root = logging.getLogger(ROOT)
     for old in [h for h in root.handlers if getattr(h, "evsys", False)]:
         root.removeHandler(old)
     handler = handler or _StderrHandler()
     handler.evsys = True  # type: ignore[attr-defined]
     handler.setFormatter(line_format())
+    handler.setLevel(logging.ERROR if quiet else logging.NOTSET)
     root.addHandler(handler)
     root.propagate = False
     set_level(level if level is not None else environ.get(ENV_LOGGING_LEVEL) or "WARNING")
     return root
 
 
+class _GuardedFormatter(logging.Formatter):
+    """Log lines without secrets, their control characters as text; tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(redact(super().format(record)))
+
+
 def line_format() -> logging.Formatter:
-    return logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+    return _GuardedFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
 
 
 def set_level(level: str | int) -> None:

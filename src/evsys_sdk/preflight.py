@@ -242,17 +242,30 @@ def _run_problems(run: RunConfig, looks: Looks) -> Iterator[Problem]:
     place = "algorithm.params.agent_import_path"
     if looks.run_code:
         yield from _check_agent(recipe.get("agent_import_path"), recipe.get("agent_params"), place)
-    yield from _check_start(run)
+    yield from _check_start(run, config)
     yield from early_problems(run, config, is_partial=looks.is_partial)
 
 
-def _check_start(run: RunConfig) -> Iterator[Problem]:
+def _check_start(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
     """Saved weights that are not there, or that the backend is known not to be able to start from."""
+    from evsys_sdk.running.checkpoint_names import checkpoint_path
+
     start, place = run.model.load_checkpoint_path, "model.load_checkpoint_path"
-    if start is None or "://" in start:
+    if start is None:
+        return
+    try:
+        start = checkpoint_path(start, "state", search_folders(source_of(config)))
+    except EvsysError as exc:
+        yield Problem(path=place, value=start, message=str(exc))
+        return
+    if "://" in start:
         return
     if not Path(start).exists():
-        yield Problem(path=place, value=start, message="there is no such file or folder")
+        yield Problem(
+            path=place,
+            value=start,
+            message="no such file or directory; a checkpoint of a run is <run>@final or <run>@step-<n>",
+        )
         return
     block = _block("backend", registry.backends, run.backend)
     if check_block(block):

@@ -130,12 +130,14 @@ def _run(bench: Workbench) -> RunResult:
     try:
         data_store, backend = bench.data_store(), bench.backend()
         ctx = bench.context(backend, data_store, log_store)
+        bench.plan.callbacks.doing(ctx, "reading data")
         stages = [(name, bench.load(data, place, data_store)) for name, data, place in bench.stages()]
         bench.refuse_other_data()
         for (_, loaded), (_, _, place) in zip(stages, bench.stages(), strict=True):
             audit_block(bench, place, loaded)
         refuse_test_questions(bench)
         log_store.log_hyperparams(bench.record.hyperparams())
+        bench.plan.callbacks.doing(ctx, "loading model")
         bench.handles.update(backend.prepare(model=bench.plan.run.model, run_dir=bench.record.run_dir))
         try:
             return _train_and_score(bench, ctx, stages)

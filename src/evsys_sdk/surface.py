@@ -96,6 +96,8 @@ class SamplingParams:
     """The same seed, prompt and weights give the same completions; None draws a fresh one."""
     stop: tuple[str | int, ...] = ()
     """Strings or token ids; a stop string is not part of the completion, a stop id is its last token."""
+    grammar: str | None = None
+    """What each completion has to look like, in llguidance's form; for samplers that say `takes_grammar` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,14 @@ async def discard_weights(service: TrainingService, path: str) -> None:
     discard = getattr(service, "discard_weights", None)
     if discard is not None:
         await discard(path)
+
+
+def leave_retries_to_caller(service: TrainingService) -> None:
+    """Say that the caller makes a sampler's failed calls again itself; a service that retries on its own then does not:
+    two layers of retries would multiply."""
+    leave = getattr(service, "leave_retries_to_caller", None)
+    if leave is not None:
+        leave()
 
 
 def text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:

@@ -26,7 +26,7 @@ def test_the_summary_file_is_what_json_prints(project):
 def test_piped_progress_is_plain_lines(project):
     done = project.evsys("run", project.config(), check=True)
     assert "\x1b" not in done.stderr + done.stdout
-    assert "r0: step 12/12  training  loss" in done.stderr
+    assert "r0: step 12 of 12  training  loss" in done.stderr
 
 
 def test_a_terminal_gets_a_live_table(project):
@@ -49,7 +49,7 @@ def test_a_terminal_gets_a_live_table(project):
     out = process.communicate(timeout=60)[0].decode()
     assert process.returncode == 0
     text = shown.decode(errors="replace")
-    assert "\x1b[" in text and "12/12" in text and "r0" in text
+    assert "\x1b[" in text and "12 of 12" in text and "r0" in text
     assert "\x1b" not in out and "r0: completed" in out
 
 

@@ -131,7 +131,7 @@ def test_of_trials_that_were_drawn_none_is_the_baseline_by_coming_first(world):
     found = _run(search, steps=3, metadata={"success_metric": "final_score"}).conclusion
     verdict = found.findings.data["verdict"]
     assert verdict["baseline_arm"] is None and found.best_arm == verdict["winner"]["arm"]
-    assert "the highest of 3 arms" in found.text and "baseline" not in found.text
+    assert "the highest of 3 scored arms" in found.text and "baseline" not in found.text
 
 
 def test_what_is_left_behind_has_a_status_of_its_own_and_a_whole_record(world):

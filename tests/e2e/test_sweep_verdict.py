@@ -103,7 +103,7 @@ def test_a_crashed_arm_an_unscored_one_and_a_lucky_seed_are_told_for_what_they_a
     assert lines[0] == (
         "Best arm by val.pass@1: all, 50.0 points above half (95 % CI 33.8 to 66.2; p < 0.001, Holm-corrected)."
     )
-    assert lines[1].startswith("all scored 1.000, the highest of the 3 scored arms; ")
+    assert lines[1].startswith("all scored 1.000, the highest of 3 scored arms; ")
     assert lines[1].endswith("; no significant difference from lucky.")
     assert lines[2] == "half: 0.500 [0.346, 0.654], 40 tasks, 3 seeds; the baseline"
     lucky = next(line for line in lines if line.startswith("lucky: "))
@@ -159,7 +159,7 @@ def test_a_baseline_that_crashed_is_not_replaced(told):
         "Best of the 2 scored arms by val.pass@1: all, better than half; the baseline crashes has no score, so no arm "
         "is compared with it."
     )
-    assert lines[1].startswith("all scored 1.000, the highest of the 2 scored arms; ")
+    assert lines[1].startswith("all scored 1.000, the highest of 2 scored arms; ")
     assert lines[2] == (
         "all against half: better: 50.0 points above half (95 % CI 33.8 to 66.2; p < 0.001, Holm-corrected)"
     )

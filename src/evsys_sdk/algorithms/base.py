@@ -29,18 +29,30 @@ from evsys_sdk.training.schedule import ScheduleName, learning_rate, warmup_leng
 class LoopParams(Params):
     """Settings of every algorithm that trains in steps."""
 
-    learning_rate: float = Field(default=1e-4, gt=0)
+    learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    """Of the optimiser, at its highest."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's decay of the running mean of gradients."""
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW's decay of the running mean of squared gradients."""
+    adam_eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    """What AdamW adds to the root of the squares before it divides by it."""
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """AdamW's decoupled weight decay: each step takes learning_rate * weight_decay of every trained weight away."""
     num_epochs: int = Field(default=1, ge=1)
+    """Passes over the rows."""
     max_steps: int | None = Field(default=None, ge=1)
     """The number of steps, however many epochs that takes; wins over `num_epochs`."""
     batch_size: int = Field(default=8, ge=1)
     """Rows per forward/backward call."""
     grad_accumulation: int = Field(default=1, ge=1)
     """Calls per optimiser step, which so learns from batch_size * grad_accumulation rows."""
-    max_grad_norm: float = Field(default=0.0, ge=0)
-    """0 turns clipping off."""
+    max_grad_norm: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Gradients with a larger norm are scaled down to it; 0 turns clipping off."""
     lr_schedule: ScheduleName = "constant"
+    """How the learning rate falls after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises from 0."""
     warmup_fraction: float = Field(default=0.0, ge=0, le=1)
     """Instead of `warmup_steps`: this part of all steps."""
     lora_rank: int = Field(default=8, ge=0)
@@ -53,6 +65,7 @@ class LoopParams(Params):
     """An in-loop score, such as `pass@1` or `val/<benchmark>/<metric>`: the run ends with the evaluated weights
     that are best by it."""
     best_mode: Literal["max", "min"] = "max"
+    """Whether more or less of `best_by` is better."""
 
     @field_validator("best_by")
     @classmethod
@@ -189,6 +202,10 @@ class BaseAlgorithm(ABC):
             learning_rate=lambda s: learning_rate(s, peak=peak, total_steps=planned, shape=shape, warmup=warmup),
             grad_accumulation=cfg.grad_accumulation,
             max_grad_norm=cfg.max_grad_norm,
+            beta1=cfg.adam_beta1,
+            beta2=cfg.adam_beta2,
+            eps=cfg.adam_eps,
+            weight_decay=cfg.weight_decay,
             save_every=cfg.save_every,
             save_at=frozenset(max(1, round(part * planned)) for part in cfg.save_at_fractions),
             best_by=cfg.best_by,

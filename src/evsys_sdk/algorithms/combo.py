@@ -26,6 +26,7 @@ class Phase(Params):
     """One algorithm of a combo."""
 
     algorithm: AlgorithmConfig
+    """The algorithm of this phase, with its params."""
     data: DataConfig | None = None
     """Rows of this phase's own; by default the run's."""
     name: Name | None = Field(default=None, pattern=r"^[\w.-]+$")
@@ -62,6 +63,7 @@ class Combo:
 
     class Config(Params):
         phases: list[Phase] = Field(min_length=1)
+        """Phases in order: an algorithm each, with data of its own where that differs."""
 
         @model_validator(mode="after")
         def _distinct(self) -> Combo.Config:

@@ -28,7 +28,7 @@ class TeacherParams(Params):
     """Whom to learn from."""
 
     load_checkpoint_path: str | None = None
-    """Sampler weights of the same model: the artifact `final_sampler` of another run."""
+    """Sampler weights of the same model: `<run>@final`, or the artifact `final_sampler` of another run."""
     model: str | None = None
     """A model by name; only the run's own model, untrained, can be had from the run's backend."""
 
@@ -45,6 +45,7 @@ class Distill(OnPolicyAlgorithm):
 
     class Config(OnPolicyParams):
         teacher: TeacherParams
+        """The model that teaches."""
         num_samples: int = Field(default=4, ge=1)
         """Rollouts per prompt and step."""
         centre: bool = True
@@ -73,8 +74,11 @@ class Distill(OnPolicyAlgorithm):
                 f"teacher.model {wanted.model!r}: this run's backend serves {own!r} alone; give weights of that one in "
                 "teacher.load_checkpoint_path, or let the teacher write its answers to a file and learn those with sft"
             )
+        path = wanted.load_checkpoint_path
+        if path is not None and "checkpoint_path" in ctx.extras:
+            path = ctx.extras["checkpoint_path"](path, "sampler")
         try:
-            return await self.service.create_sampling_client(wanted.load_checkpoint_path)
+            return await self.service.create_sampling_client(path)
         except BackendError as exc:
             raise BackendError(f"teacher.load_checkpoint_path: {exc}; give the final_sampler of a run") from exc
 

@@ -35,6 +35,7 @@ class LocalRL(TrlAlgorithm):
         max_tokens: int = Field(default=256, ge=1)
         """Tokens per answer."""
         temperature: float = Field(default=1.0, gt=0)
+        """Of the sampling."""
         kl_coef: float = Field(default=0.0, ge=0)
         """Price of drifting from the weights that this run, or stage, started with (TRL's `beta`)."""
 

@@ -45,6 +45,10 @@ class OnPolicyParams(LoopParams):
     Without one it answers once."""
     agent_params: dict[str, Any] = Field(default_factory=dict)
     """What the agent is made with."""
+    n_concurrent: int | None = Field(default=None, ge=1)
+    """Rollouts under way at a time; by default they share the run's 64 places with its evaluations."""
+    max_attempts: int | None = Field(default=None, ge=1)
+    """How often a call to the model that the machine broke is made, the first time included; by default 3."""
     log_rollouts: int = Field(default=8, ge=0)
     """Rollouts per step that are written to logs/training/rollouts.jsonl."""
 
@@ -84,13 +88,24 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.read_rows(rows)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
-        self.engine = _engine_of(ctx)
+        self.engine = self._limited(_engine_of(ctx))
         self.prompts = self.usable(self.read_rows(ctx.extras.get("train_rows")))
         size = self.cfg.batch_size * self.cfg.grad_accumulation
         self.order = RowOrder(len(self.prompts), batch_size=size, seed=ctx.seed)
         self.last_step = self._plan(ctx).total_steps
         self.weights = RolloutWeights(backend)
         self._saved: tuple[int, str] | None = None
+
+    def _limited(self, engine: RolloutEngine) -> RolloutEngine:
+        limits = {"concurrency": self.cfg.n_concurrent, "max_attempts": self.cfg.max_attempts}
+        given = {name: value for name, value in limits.items() if value is not None}
+        if not given:
+            return engine
+        limit = getattr(engine, "limited", None)
+        if limit is None:
+            raise BackendError(f"{self.name}: this rollout engine takes no {' and no '.join(given)}")
+        limited: RolloutEngine = limit(**given)
+        return limited
 
     def steps_per_epoch(self) -> int:
         return self.order.steps_per_epoch

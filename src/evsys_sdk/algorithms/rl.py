@@ -40,6 +40,7 @@ class RL(OnPolicyAlgorithm):
 
     class Config(OnPolicyParams):
         loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
+        """The policy loss."""
         loss_fn_config: dict[str, float] | None = None
         """Settings of the loss: `clip_low_threshold` and `clip_high_threshold` of ppo and cispo, bounds of the
         ratio."""

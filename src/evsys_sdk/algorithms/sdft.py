@@ -43,6 +43,7 @@ class SDFT(OnPolicyAlgorithm):
         """forward: cross-entropy with the teacher's `top_k` tokens; reverse: its logprobs of the student's own
         tokens."""
         top_k: int = Field(default=20, ge=1)
+        """How many of the likeliest tokens of the teacher are compared."""
         skip_first_n_tokens: int = Field(default=0, ge=0)
         """Do not learn the first tokens of an answer: a teacher who was shown one may open with a remark on it."""
         demonstration_template: str = (

@@ -96,6 +96,10 @@ class TrlAlgorithm(BaseAlgorithm):
             "learning_rate": self.cfg.learning_rate,  # each step's own rate is set as it begins
             "lr_scheduler_type": "constant",
             "max_grad_norm": plan.max_grad_norm,
+            "adam_beta1": plan.beta1,
+            "adam_beta2": plan.beta2,
+            "adam_epsilon": plan.eps,
+            "weight_decay": plan.weight_decay,
             "seed": seed,
             "use_cpu": on_cpu,
             "bf16": copy.engine.info.dtype == "bfloat16" and not on_cpu,

@@ -29,6 +29,10 @@ class ChatTokenizer:
         self.inner, self.template = tokenizer, template
         self.eos_token_id: int = tokenizer.eos_token_id
 
+    @property
+    def vocab_size(self) -> int:
+        return len(self.inner)
+
     def with_template(self, template: str) -> ChatTokenizer:
         """The same tokens under another chat template, in Jinja."""
         return ChatTokenizer(self.inner, template)

@@ -306,6 +306,8 @@ def _warn_of_another_base(path: Path, info: Any) -> None:
 class LocalSamplingClient:
     """Fixed weights; requests that wait together are sampled together."""
 
+    takes_grammar = True
+
     def __init__(self, queue: Any, sampler: Any, opened: list[Any]):
         self.queue, self.sampler, self.opened = queue, sampler, opened
 
@@ -338,7 +340,11 @@ class LocalSamplingClient:
 
     async def _ask(self, request: Any) -> SampleOutput:
         with blame(BackendError, "the local engine"):
-            result = await asyncio.wrap_future(self.queue.submit(request))
+            if request.grammar is None:
+                answer = self.queue.submit(request)
+            else:  # compiling a grammar takes time, the first one of a model about a second
+                answer = await asyncio.to_thread(self.queue.submit, request)
+            result = await asyncio.wrap_future(answer)
         rows = [
             SampledSequence(tokens=row.tokens, logprobs=row.logprobs, stop_reason=row.stop_reason)
             for row in result.rows

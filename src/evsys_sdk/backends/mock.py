@@ -45,6 +45,7 @@ class MockBackend:
         latency_ms: float = Field(default=0.0, ge=0)
         """Each answer arrives this much later; calls of one training client queue up, clients overlap."""
         fail_on_prepare: bool = False
+        """Fail when the model would be loaded."""
         fail_at_step: int | None = Field(default=None, ge=1)
         """The optimiser step, counted per training client, that raises a BackendError."""
 
@@ -126,6 +127,16 @@ class MockService:
             lambda: save(self.directory, name, average(paths, shares, self.model_name), None),
             self.due(),
         )
+
+    def discard_weights(self, path: str) -> Answer[None]:
+        """Delete sampler weights of this run."""
+
+        def delete() -> None:
+            if Path(path).parent != self.directory:
+                raise BackendError(f"{path} does not belong to this run, so it was not deleted")
+            Path(path).unlink(missing_ok=True)
+
+        return Answer(delete, self.due())
 
     def get_tokenizer(self) -> ByteTokenizer:
         return ByteTokenizer()
@@ -216,6 +227,8 @@ class MockTrainingClient:
 
 class MockSamplingClient:
     """Frozen weights to draw from; what is trained later does not change them."""
+
+    takes_grammar = True
 
     def __init__(self, service: MockService, model: TableModel):
         self._service, self._model = service, model

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from evsys_sdk.backends.mock_contexts import Array, Contexts, contexts_of, last_of
 from evsys_sdk.backends.mock_model import TableModel, log_softmax, stream
 from evsys_sdk.backends.mock_tokenizer import BYTES_OF, END_OF_TEXT, IM_END, IM_START, SPECIALS, VOCAB_SIZE
-from evsys_sdk.errors import BackendError
+from evsys_sdk.errors import BackendError, blame
 from evsys_sdk.surface import ModelInput, SampledSequence, SampleOutput, SamplingParams
 from evsys_sdk.training.losses import read_tokens
+
+if TYPE_CHECKING:
+    from evsys_engine.grammar import Matcher
 
 DRAWS_AT_ONCE = 64
 COLDEST = float(np.finfo(np.float32).tiny)
@@ -34,6 +37,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     ended: Literal["stop", "length"] = "length"
+    matcher: Matcher | None = None
 
     def take(self, token: int, logprob: float, stops: _Stops) -> bool:
         """Append a token; True when the completion ends with it."""
@@ -42,6 +46,8 @@ class _Row:
         keep = stops.cut(self.tokens)
         if keep is None:
             if token not in stops.ids:
+                if self.matcher is not None:
+                    self.matcher.take(token)
                 return False
             keep = len(self.tokens)
         del self.tokens[keep:], self.logprobs[keep:]
@@ -124,7 +130,11 @@ def draw(model: TableModel, prompt: Array, count: int, params: SamplingParams) -
     """`count` completions of `prompt`."""
     seed = secrets.randbits(63) if params.seed is None else params.seed
     key = prompt.tobytes().hex()
-    rows = [_Row(chance=stream("sample", seed, index, key)) for index in range(count)]
+    first = _matcher(params.grammar)
+    rows = [
+        _Row(chance=stream("sample", seed, index, key), matcher=first.copy() if first else None)
+        for index in range(count)
+    ]
     stops, alive = _Stops(params.stop), rows
     contexts = last_of(contexts_of(prompt), count)
     draws = np.zeros((count, 0))
@@ -132,7 +142,10 @@ def draw(model: TableModel, prompt: Array, count: int, params: SamplingParams) -
         if turn % DRAWS_AT_ONCE == 0:
             draws = np.stack([row.chance.random(DRAWS_AT_ONCE) for row in alive])
         logp = log_softmax(model.logits(contexts, model.rows(contexts)))
-        chosen = _choose(logp, draws[:, turn % DRAWS_AT_ONCE], params)
+        may = logp
+        if params.grammar is not None:
+            may = np.where([row.matcher.allowed() for row in alive if row.matcher], logp, -np.inf)
+        chosen = _choose(may, draws[:, turn % DRAWS_AT_ONCE], params)
         picked = logp[np.arange(len(chosen)), chosen].tolist()
         ended = [
             row.take(token, logprob, stops) for row, token, logprob in zip(alive, chosen.tolist(), picked, strict=True)
@@ -145,6 +158,16 @@ def draw(model: TableModel, prompt: Array, count: int, params: SamplingParams) -
             alive, draws = [alive[index] for index in going], draws[going]
             contexts = _only(contexts, going)
     return [SampledSequence(tokens=row.tokens, logprobs=row.logprobs, stop_reason=row.ended) for row in rows]
+
+
+def _matcher(grammar: str | None) -> Matcher | None:
+    if grammar is None:
+        return None
+    from evsys_engine.grammar import Matcher, byte_vocabulary
+
+    marks = range(VOCAB_SIZE - len(SPECIALS), VOCAB_SIZE)
+    with blame(BackendError, "the grammar"):
+        return Matcher.begin(grammar, byte_vocabulary(BYTES_OF, marks, (IM_END, END_OF_TEXT)))
 
 
 def _choose(logp: Array, draws: Array, params: SamplingParams) -> Array:

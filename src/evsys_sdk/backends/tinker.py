@@ -59,6 +59,8 @@ class TinkerBackend:
         timeout_seconds: float = Field(default=300.0, gt=0, le=300)
         """How long a server may fail (no connection, 429, 5xx) before the run gives up; slow answers are no failure.
         The client itself stops sending after 300."""
+        connect_attempts: int | None = Field(default=None, ge=1)
+        """Tries to reach the server at the start; by default as many as fit into `timeout_seconds`."""
         train_unembed: bool = False
         """Adapt the output layer too. The local backend does not, and the same config should learn the same."""
         lacks: list[Lack] = Field(default_factory=list)
@@ -87,7 +89,7 @@ class TinkerBackend:
         url = self.cfg.base_url or _hosted_url()
         _check_address(url)
         key = api_key(self.cfg.base_url, self.cfg.api_key_env, os.environ)
-        features = ask_features(url, key, self.cfg.timeout_seconds)
+        features = ask_features(url, key, self.cfg.timeout_seconds, attempts=self.cfg.connect_attempts)
         watch = Watch(url, self.cfg.timeout_seconds)
 
         def connect() -> Any:
@@ -138,7 +140,12 @@ def api_key(base_url: str | None, variable: str, environ: Mapping[str, str]) -> 
 
 
 def ask_features(
-    url: str, key: str, timeout_seconds: float, *, sleep: Callable[[float], None] = time.sleep
+    url: str,
+    key: str,
+    timeout_seconds: float,
+    *,
+    attempts: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any] | None:
     """What the server says of itself; None if it says nothing, as all but ours do. `BackendUnavailable` when nobody
     answers in time: asked before the client is, which would try for minutes whatever is wrong with the address."""
@@ -159,9 +166,11 @@ def ask_features(
             why, after = _network_reason(exc), None
         tries += 1
         pause = pause_seconds(tries, after)
-        if time.monotonic() - began + pause >= timeout_seconds:
+        if tries == attempts or time.monotonic() - began + pause >= timeout_seconds:
+            times = "once" if tries == 1 else f"{tries} times"
+            within_seconds = "" if tries == attempts else f" in {timeout_seconds:g} s"
             raise BackendUnavailable(
-                f"{url} does not answer ({why}; asked {tries} times in {timeout_seconds:g} s); start the server "
+                f"{url} does not answer ({why}; asked {times}{within_seconds}); start the server "
                 "(evsys engine serve --model ...), or look at base_url"
             )
         sleep(pause)
@@ -254,6 +263,10 @@ class TinkerService:
         made = self.client.create_sampling_client_async(**weights)
         what = f"sampling from {path or self.model_name}"
         return TinkerSamplingClient(self.watch, await self.watch.answer(made, what, names_a_path=path is not None))
+
+    def leave_retries_to_caller(self) -> None:
+        """A sampler's call that fails is not made again by the client."""
+        self.watch.retries = False
 
     def get_tokenizer(self) -> ChatTokenizer:
         return self._tokenizer

@@ -171,6 +171,8 @@ class TinkerSamplingClient:
         topk_prompt_logprobs: int = 0,
     ) -> Awaitable[SampleOutput]:
         types = need("tinker", extra="tinker").types
+        if sampling_params.grammar is not None:
+            raise BackendError("a Tinker server cannot hold a completion to a grammar; use the backend local")
         params = types.SamplingParams(
             max_tokens=sampling_params.max_tokens,
             temperature=sampling_params.temperature,

@@ -21,6 +21,10 @@ UNIMPORTANT = frozenset({"telemetry", "dynamic_config", "unload_model"})
 """Requests whose failure costs a run nothing."""
 RESULTS = "retrieve_future"
 """The one route the client asks again without a pause of its own."""
+CALLS = frozenset({"asample", RESULTS})
+"""The requests that one call to a sampler is made of."""
+NOT_RETRIED = 424
+"""A status that the client hands on at once. It stands in for a passing failure that the caller is to retry."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
 FORGOTTEN_SECONDS = 90.0
 """Longer than any pause between two tries: a failure not repeated for so long is nobody's any more."""
@@ -45,6 +49,8 @@ class Watch:
         self._waiting: dict[int, tuple[str, float]] = {}
         """Requests that have no answer yet, and since when."""
         self._gave_up = False
+        self.retries = True
+        """False: a sampler's call that fails, fails at once; who makes the calls decides about another try."""
         self._lock = threading.Lock()  # the client works on a thread of its own
 
     def attach(self, holder: Any) -> None:
@@ -69,7 +75,10 @@ class Watch:
             try:
                 response = await send(request, **options)
             except Exception as exc:
-                self.note(route, began, f"{type(exc).__name__}: {exc}".rstrip(": "))
+                why = f"{type(exc).__name__}: {exc}".rstrip(": ")
+                self.note(route, began, why)
+                if not self.retries and route in CALLS:
+                    return _handed_on(request, f"no connection ({why})")
                 raise
             finally:
                 del self._waiting[id(request)]
@@ -77,6 +86,8 @@ class Watch:
                 self.note(route, began, None)
                 return response
             trouble = self.note(route, began, f"status {response.status_code}")
+            if not self.retries and route in CALLS:
+                return _handed_on(request, f"status {response.status_code}")
             if trouble and route == RESULTS:
                 await asyncio.sleep(pause_seconds(trouble.tries, response.headers.get("retry-after")))
             return response
@@ -148,6 +159,12 @@ class Watch:
                 f"{what}: {self.server} has failed for {late:.0f} s ({trouble.tries} tries, the last at {route}: "
                 f"{trouble.why}); timeout_seconds is {self.timeout_seconds:g}"
             )
+
+
+def _handed_on(request: Any, why: str) -> Any:
+    import httpx
+
+    return httpx.Response(NOT_RETRIED, json={"detail": why}, request=request)
 
 
 def is_transient(status: int) -> bool:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.data import print_json, print_table
-from evsys_sdk.cli.flags import add_import_flag, not_negative, parse_params, positive
+from evsys_sdk.cli.flags import add_import_flag, add_quiet_flag, not_negative, parse_params, positive
 from evsys_sdk.cli.suites import SUITE, import_extensions, load_suite
 from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
+from evsys_sdk.terminal import raw_stream
 
 if TYPE_CHECKING:
     from evsys_sdk.running.opening import Target
@@ -43,8 +44,8 @@ def _add_subject(run: Any) -> None:
     run.add_argument("--path", required=True, help=SUITE)
     run.add_argument(
         "--model", required=True,
-        help="a run's directory, sampler weights (a run's final_sampler), a model's name, or with --inference the "
-        "provider's name for it",
+        help="a run's directory, a checkpoint (<run>@final, <run>@step-12), sampler weights, a model's name, or with "
+        "--inference the provider's name for it",
     )  # fmt: skip
     run.add_argument("--backend", help="where the model runs: local, mock, tinker (default: local, or the run's)")
     run.add_argument("--base-model", help="the base model of weights that do not lie in their run's directory")
@@ -79,6 +80,10 @@ def _add_scoring(run: Any) -> None:
         help="an agent's param; {base_url} and {policy} stand for the model's address and its name there",
     )
     run.add_argument("--n-concurrent", type=positive, default=64, metavar="N", help="rollouts at once (default: 64)")
+    run.add_argument(
+        "--max-attempts", type=positive, metavar="N",
+        help="tries per call that the machine broke, the first included (default: 3; with --inference 6)",
+    )  # fmt: skip
 
 
 def _add_output(run: Any) -> None:
@@ -89,6 +94,7 @@ def _add_output(run: Any) -> None:
     run.add_argument(
         "--retry-errors", action="store_true", help="of a finished evaluation, make the rollouts that errored again"
     )
+    add_quiet_flag(run)
     run.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -100,7 +106,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
         import_extensions(args.imports)
         order = _order(args)
         folder = Path(args.output_dir) if args.output_dir else _default_folder(order)
-        progress = Progress(order)
+        progress = Progress(order, quiet=args.quiet)
         try:
             found, reused = score_suite(
                 order,
@@ -140,6 +146,7 @@ def _order(args: argparse.Namespace) -> Order:
         seed=DEFAULT_SEED if args.seed is None else args.seed,
         agent=AgentSpec(kind=args.agent, params=agent_params) if args.agent else None,
         n_concurrent=args.n_concurrent,
+        max_attempts=args.max_attempts,
     )
 
 
@@ -178,23 +185,24 @@ def _slug(name: str) -> str:
 class Progress:
     """A counter on stderr: one line that moves on a terminal, a first line elsewhere."""
 
-    def __init__(self, order: Order):
+    def __init__(self, order: Order, *, quiet: bool = False):
         self.what = f"{order.model.name} on {order.benchmark.name}"
         self.total = self.done = self.errors = 0
-        self.moves = sys.stderr.isatty()
+        self.quiet, self.moves = quiet, sys.stderr.isatty() and not quiet
         self.started = False
 
     def start(self, total: int, known: int) -> None:
         self.total, self.done, self.started = total, known, True
         before = f", {known} of them there from before" if known else ""
-        print(f"{self.what}: {total} rollouts{before}", file=sys.stderr, flush=True)
+        if not self.quiet:
+            print(f"{self.what}: {total} rollouts{before}", file=sys.stderr, flush=True)
 
     def step(self, rollout: Any) -> None:
         self.done += 1
         self.errors += rollout.status == "infra_error"
         if self.moves:
             errors = f", {self.errors} errors" if self.errors else ""
-            print(f"\r{self.done} of {self.total}{errors}", end="", file=sys.stderr, flush=True)
+            print(f"\r{self.done} of {self.total}{errors}", end="", file=raw_stream(sys.stderr), flush=True)
 
     def end(self) -> None:
         if self.moves and self.started:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.experiments import add_place_flags, open_history
@@ -48,13 +49,14 @@ def compare_experiments(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def import_metrics(names: list[str]) -> None:
-    """The project may have metrics of its own; without them the rest can still be compared."""
+def import_metrics(names: list[str], recorded: Sequence[str] = ()) -> None:
+    """The project may have metrics of its own, in `names` or in what a record says was imported; without them the rest
+    can still be compared."""
     from evsys_sdk.cli.suites import import_extensions
     from evsys_sdk.errors import EvsysError
 
     try:
-        import_extensions(names)
+        import_extensions(names or list(recorded))
     except EvsysError as exc:
         if names:
             raise

@@ -22,6 +22,8 @@ _ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + _BASH
 _FISH = """complete -c evsys -f -a '(evsys completion words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
 complete -c evsys -F -n '__fish_seen_subcommand_from run validate'
 """
+TAKES_EXPERIMENT = ("experiment", "experiments", "record")
+"""Arguments, as the verbs call them, that name an experiment."""
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
@@ -80,5 +82,29 @@ def _positional(parser: argparse.ArgumentParser, before: list[str], places: int)
         if places == 0:
             return [*REGISTRIES, "config"]
         return registry_for(before[1]).names() if before[1] in REGISTRIES else []
+    if before and before[0] == "list" and places == 0:
+        return [found.plural for found in REGISTRIES.values()]
     own = [action for action in parser._actions if not action.option_strings]
-    return list(own[places].choices or []) if places < len(own) else []
+    action = own[min(places, len(own) - 1)] if own else None
+    if action is None or (places >= len(own) and action.nargs not in ("*", "+")):
+        return []
+    if action.dest in TAKES_EXPERIMENT and before[0] != "regrade":  # that takes a path
+        return experiment_names(with_runs=before[0] == "rollouts")
+    return list(action.choices or [])
+
+
+def experiment_names(*, with_runs: bool = False) -> list[str]:
+    """Names of the experiments that are known here; what cannot be read offers nothing."""
+    from contextlib import redirect_stderr
+    from io import StringIO
+
+    from evsys_sdk.cli.experiments import open_history
+    from evsys_sdk.errors import EvsysError
+
+    with redirect_stderr(StringIO()):
+        try:
+            entries = open_history(argparse.Namespace(dir=[], workspace=None)).entries
+        except EvsysError:
+            return []
+    runs = [f"{entry.name}/{arm.arm}" for entry in entries for arm in entry.digest.arms] if with_runs else []
+    return [*(entry.name for entry in entries), *runs]

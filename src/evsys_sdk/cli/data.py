@@ -179,14 +179,15 @@ def print_json(value: Any) -> None:
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns: coloured on a terminal, plain aligned lines elsewhere."""
     if sys.stdout.isatty():
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
+
+        from evsys_sdk.terminal import console_for
 
         table = Table(*header, box=None, show_header=bool(header), pad_edge=False)
         for row in rows:
             table.add_row(*(Text(cell, overflow="fold") for cell in row))
-        Console().print(table)
+        console_for().print(table)
         return
     lines = [list(header), *rows] if header else list(rows)
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.data import print_json
-from evsys_sdk.cli.flags import add_import_flag, not_negative, parse_params, positive
+from evsys_sdk.cli.flags import add_import_flag, add_quiet_flag, not_negative, parse_params, positive
 from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def add_parser(verbs: Any) -> None:
     model.add_argument(
         "--fail-on-retries", action="store_true", help="exit with 2 if a call failed for good, tries and all"
     )
+    add_quiet_flag(model)
     model.add_argument("--json", action="store_true", help="print the summary as JSON")
     model.set_defaults(run=evaluate)
 
@@ -53,7 +54,9 @@ def _add_subject(model: Any) -> None:
     model.add_argument("--model-name", required=True, metavar="NAME", help="the base model")
     model.add_argument("--adapter-path", metavar="DIR", help="an adapter over it (local): a run's weights, or PEFT's")
     model.add_argument(
-        "--checkpoint-path", metavar="PATH", help="sampler weights over it: a run, its weights, or tinker://..."
+        "--checkpoint-path",
+        metavar="PATH",
+        help="sampler weights over it: a run, <run>@step-12, a path, or tinker://...",
     )
     model.add_argument(
         "--set", dest="params", action="append", default=[], metavar="PARAM=VALUE", help="a backend param"

@@ -52,6 +52,20 @@ def find(args: argparse.Namespace, ref: str, history: History | None = None) -> 
     return found
 
 
+def find_or_newest(args: argparse.Namespace, ref: str | None, history: History | None = None) -> Found:
+    """The experiment called `ref`; without a name the newest one, which is named on stderr."""
+    from evsys_sdk.errors import EvsysError
+    from evsys_sdk.record.look_up import Found
+
+    if ref is not None:
+        return find(args, ref, history)
+    entries = (history or open_history(args)).entries
+    if not entries:
+        raise EvsysError("no experiment is known here. Run one, change to its project, or name the path of its record")
+    print(f"note: {entries[0].name} is the newest experiment", file=sys.stderr)
+    return Found(entry=entries[0])
+
+
 def plain_entry(entry: Entry) -> dict[str, Any]:
     """An experiment as `--json` tells it in a list."""
     from dataclasses import asdict
@@ -66,6 +80,8 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
         "record": str(entry.record),
         "tags": digest.tags,
         "hypothesis": digest.hypothesis,
+        "setup": digest.setup,
+        "untrained": digest.untrained,
         "outcome": digest.outcome,
         "metric": digest.metric,
         "mode": digest.mode,

@@ -15,6 +15,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def zero_or_more(text: str) -> int:
+    """A whole number from 0 up."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 up, not {text!r}")
+    return int(text)
+
+
 def not_negative(text: str) -> float:
     """A number from 0 up."""
     try:
@@ -24,6 +31,12 @@ def not_negative(text: str) -> float:
     if not number >= 0 or math.isinf(number):
         raise argparse.ArgumentTypeError(f"must be a number not below 0, not {text!r}")
     return number
+
+
+def add_quiet_flag(parser: Any) -> None:
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no progress and no warnings on stderr; errors and the result stay"
+    )
 
 
 def add_import_flag(parser: Any) -> None:

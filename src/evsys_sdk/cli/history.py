@@ -90,4 +90,5 @@ def _best(entry: Entry) -> str:
     if not digest.selects:
         return "(test, not ranked)"
     named = f" {top.arm}" if top and len(digest.arms) > 1 else ""
-    return f"{top.mean:.3f}{named}" if top and top.mean is not None else "-"
+    errors = f" ({top.errors})" if top and top.has_many_errors else ""
+    return f"{top.mean:.3f}{named}{errors}" if top and top.mean is not None else "-"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.experiments import NAMED, add_place_flags, find, short
 from evsys_sdk.cli.flags import add_import_flag
 from evsys_sdk.constants import EXIT_OK
+
+if TYPE_CHECKING:
+    from evsys_sdk.record.history import Entry
 
 
 def add_parser(verbs: Any) -> None:
@@ -30,14 +33,22 @@ def add_parser(verbs: Any) -> None:
     parser.set_defaults(run=judge_again)
 
 
+def _recorded_imports(entry: Entry) -> list[str]:
+    """The modules that the experiment's config imported; its metrics may be theirs."""
+    from evsys_sdk.record.history import read_record
+
+    return [str(name) for name in (read_record(entry).get("config") or {}).get("imports") or []]
+
+
 def judge_again(args: argparse.Namespace) -> int:
     from evsys_sdk.cli.compare import import_metrics
     from evsys_sdk.cli.streams import prints_to_stderr
     from evsys_sdk.running.rejudging import rejudge
 
+    entry = find(args, args.experiment).entry
     with prints_to_stderr():
-        import_metrics(args.imports)
-        found = rejudge(find(args, args.experiment).entry, args.baseline_arm)
+        import_metrics(args.imports, recorded=_recorded_imports(entry))
+        found = rejudge(entry, args.baseline_arm)
     if args.json:
         from evsys_sdk.cli.data import print_json
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from evsys_sdk import __version__
 from evsys_sdk.cli import (
     backend,
     benchmark,
+    clean,
     compare,
     completion,
     context,
@@ -29,6 +31,7 @@ from evsys_sdk.cli import (
     notes,
     registries,
     regrade,
+    rollouts,
     run,
     serve,
     show,
@@ -56,6 +59,7 @@ VERBS = (
     engine,
     serve,
     verifier,
+    rollouts,
     regrade,
     history,
     show,
@@ -63,6 +67,7 @@ VERBS = (
     judge,
     context,
     notes,
+    clean,
     registries,
     completion,
 )
@@ -100,10 +105,24 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; every mistake a user can make ends in a message and an exit code, not a traceback."""
+    from evsys_sdk.redaction import learn_from_words
+    from evsys_sdk.terminal import guarded_streams
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    learn_from_words(words)
+    with guarded_streams():
+        try:
+            return _main(words)
+        except Exception:  # a bug of ours: its traceback may hold a key, or text of a model
+            traceback.print_exc()
+            return EXIT_BAD_INPUT
+
+
+def _main(words: list[str]) -> int:
     from evsys_sdk.errors import EvsysError, RecordLost
     from evsys_sdk.logs import configure_logger
 
-    parser, words = build_parser(), list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
     try:
         args = parser.parse_args(words)
     except WrongCommandLine as exc:
@@ -115,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return EXIT_BAD_INPUT if args.verb else 0
     try:
-        configure_logger()
+        configure_logger(quiet=getattr(args, "quiet", False))
         return int(args.run(args))
     except EvsysError as exc:
         print(exc, file=sys.stderr)

@@ -162,10 +162,11 @@ def _print_part(part: Part) -> None:
 def print_row(row: Row) -> None:
     """One row as labelled lines; labels stand out on a terminal."""
     if sys.stdout.isatty():
-        from rich.console import Console
         from rich.text import Text
 
-        console = Console(highlight=False)
+        from evsys_sdk.terminal import console_for
+
+        console = console_for(highlight=False)
         for label, text in readable(row):
             console.print(Text.assemble("  ", (f"{label}: ", "bold cyan"), _indented(text)), soft_wrap=True)
         return

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.cli.data import print_json
+from evsys_sdk.cli.flags import add_quiet_flag
 from evsys_sdk.cli.suites import SUITE
 from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
 
@@ -54,6 +55,7 @@ def add_parser(verbs: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--out", metavar="DIR", help="where the new record goes (default: beside the old)")
     parser.add_argument("--concurrency", type=int, default=32, help="rollouts graded at once (default: 32)")
+    add_quiet_flag(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=regrade_record)
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.cli.flags import positive
+from evsys_sdk.cli.flags import add_quiet_flag, positive
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help="run in a process of its own and print its launch record; see evsys status, logs and stop",
     )
+    add_quiet_flag(parser)
     parser.add_argument("--json", action="store_true", help="print the summary (or the launch record) as JSON")
     parser.set_defaults(run=run)
 
@@ -79,7 +80,7 @@ def _run_here(args: argparse.Namespace, log: RunLog) -> int:
     if args.json and not args.detach:
         print(summary)
     elif not args.detach:
-        print_summary(result)
+        print_summary(result, brief=args.quiet)
     for line in resume_lines(result.runs, log.command):
         print(line, file=sys.stderr)
     if not result.completed:
@@ -95,7 +96,7 @@ def _result(experiment: Experiment, args: argparse.Namespace, log: RunLog) -> Ex
     from evsys_sdk.errors import RunLocked
     from evsys_sdk.experiment import RunOptions
 
-    with log.display(live=not args.json) as watchers:
+    with log.display(live=not args.json, quiet=args.quiet) as watchers:
         options = RunOptions(
             max_steps=args.steps,
             dry=args.dry,

@@ -25,6 +25,7 @@ from evsys_sdk.cli.streams import prints_to_stderr
 from evsys_sdk.logs import ROOT, line_format
 from evsys_sdk.record.launch_record import Launch, log_of
 from evsys_sdk.running.registering import note_launch
+from evsys_sdk.terminal import GuardedStream
 
 if TYPE_CHECKING:
     from evsys_sdk.config.models import ExperimentConfig
@@ -65,19 +66,24 @@ class RunLog:
         self.starter = starter
         """Of a detached process: the descriptor on which its starter waits for news."""
         self.file = _LogFile()
-        self.stream = io.TextIOWrapper(self.file, "utf-8", errors="backslashreplace", write_through=True)  # type: ignore[type-var]
+        text = io.TextIOWrapper(self.file, "utf-8", errors="backslashreplace", write_through=True)  # type: ignore[type-var]
+        self.stream: Any = GuardedStream(text)
         self.outputs = [1, 2]
         self.handler = logging.StreamHandler(self.stream)
         self.handler.setFormatter(line_format())
 
     @contextmanager
-    def display(self, *, live: bool) -> Iterator[list[Any]]:
+    def display(self, *, live: bool, quiet: bool = False) -> Iterator[list[Any]]:
         """What is told of the runs while they run: to the log, and to the terminal unless there is none."""
         to_log = StampedProgress(self.stream)
         with prints_to_stderr() as stdout:
             self.outputs.append(stdout)
             if self.starter is not None:
                 yield [to_log]
+                return
+            if quiet:
+                with self._speaking():
+                    yield [to_log]
                 return
             with progress_display(sys.stderr, live=live) as watcher, self._speaking():
                 yield [watcher, to_log]

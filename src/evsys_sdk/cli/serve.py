@@ -25,7 +25,10 @@ def add_parser(verbs: Any) -> None:
         description="Serve a model, or the weights a run ended with, to anything that speaks OpenAI's chat protocol, "
         "until Ctrl-C or SIGTERM.",
     )
-    parser.add_argument("target", help="a run's directory, sampler weights (a run's final_sampler), or a model's name")
+    parser.add_argument(
+        "target",
+        help="a run's directory, a checkpoint (<run>@final, <run>@step-12), sampler weights, or a model's name",
+    )
     parser.add_argument("--backend", help="where the model runs: local, mock, tinker (default: local)")
     parser.add_argument("--model", help="the base model of weights that do not lie in their run's directory")
     parser.add_argument("--name", help="what callers send as `model` (default: the run's or the model's name)")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.cli.experiments import NAMED, add_place_flags, find, plain_entry, short
+from evsys_sdk.cli.experiments import NAMED, add_place_flags, find_or_newest, plain_entry, short
 from evsys_sdk.constants import EXIT_OK
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def add_parser(verbs: Any) -> None:
         help="one experiment: hypothesis, arms, scores, conclusions",
         description="Show one experiment. With --json also its whole record, the config included.",
     )
-    parser.add_argument("experiment", help=NAMED)
+    parser.add_argument("experiment", nargs="?", help=f"{NAMED} (default: the newest experiment)")
     add_place_flags(parser)
     parser.set_defaults(run=show_experiment)
 
@@ -31,7 +31,7 @@ def show_experiment(args: argparse.Namespace) -> int:
     from evsys_sdk.record.history import read_record
     from evsys_sdk.record.progress import progress_in
 
-    found = find(args, args.experiment)
+    found = find_or_newest(args, args.experiment)
     entry = found.entry
     progress = progress_in(entry.journal) if entry.state in ("running", "interrupted") else []
     if args.json:

@@ -43,7 +43,9 @@ class KindSpec(Strict):
     """`{kind, params}`: a registry key and the settings of what it names."""
 
     kind: Name
+    """The name of an extension; `evsys list` shows what there is."""
     params: JsonDict = Field(default_factory=dict)
+    """Its params; `evsys schema <registry> <name>` shows them."""
 
 
 class AlgorithmConfig(KindSpec): ...

@@ -32,6 +32,7 @@ from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.config.names import name_problems
 from evsys_sdk.config.source import Origin, Source, remember, source_of
 from evsys_sdk.errors import ConfigError, EvsysError, Problem
+from evsys_sdk.redaction import learn_from_settings
 
 
 def load_yaml(path: str | Path, *, overrides: Sequence[str] = ()) -> ExperimentConfig:
@@ -47,6 +48,7 @@ def parse_config(document: Document, *, folder: Path) -> ExperimentConfig:
         raise ConfigError(
             document.label, [Problem(path="", message=f"must be a mapping of settings, not a {kind}", line=1)]
         )
+    learn_from_settings(document.data)
     source = Source(label=document.label, folder=folder, lines=document.lines)
     try:
         config = ExperimentConfig.model_validate(document.data)

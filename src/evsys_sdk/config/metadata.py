@@ -38,31 +38,44 @@ class BenchmarkEntry(Strict):
     name: str | None = None
     """Label in the metrics; without `id` and `path` also what is looked up (newest version)."""
     id: str | None = None
+    """Of a benchmark in the workspace."""
     path: str | None = None
+    """A suite: a .jsonl file of tasks or a folder of task directories."""
     split: Literal["val", "test"] | None = None
+    """Test scores select nothing."""
     tags: list[str] = Field(default_factory=list)
+    """Words to find it by."""
     run_every: int | None = Field(default=None, ge=1)
     """Score the live model every N steps; without it, once after training."""
     metrics: list[Name] = Field(default_factory=lambda: ["pass@1"], min_length=1)
+    """What is computed from the rewards."""
     num_samples: int | None = Field(default=None, ge=1)
     """Rollouts per task; by default as many as the largest k among the metrics."""
     max_tokens: int = Field(default=256, ge=1)
+    """Per answer."""
     temperature: float = Field(default=1.0, ge=0)
+    """Of the sampling."""
     limit: int | None = Field(default=None, ge=1)
+    """Only the first tasks."""
     breakdown_keys: list[str] = Field(default_factory=list)
+    """Metadata keys; a score for each of their values."""
     baseline: bool = False
     """Score the untrained model too, first of all."""
     agent_import_path: str | None = None
     """The agent that the model works in on these tasks, as in `rl`. Without one it answers once."""
     agent_params: JsonDict = Field(default_factory=dict)
+    """Params of the agent."""
     chat_template: str | None = None
     """What renders these tasks instead of the model's own template: Jinja text, a file of it, or the name of a
     tinker-cookbook renderer."""
     n_concurrent: int | None = Field(default=None, ge=1)
     """Rollouts of this entry at a time, beside those of training; by default they share the run's 64 places."""
+    max_attempts: int | None = Field(default=None, ge=1)
+    """How often a call to the model that the machine broke is made, the first time included; by default 3."""
     models: list[Annotated[HostedModel, BeforeValidator(_as_hosted_model)]] = Field(default_factory=list)
     """API models to score once per experiment, beside the arms and never ranked among them."""
     engine: Literal["harbor"] = "harbor"
+    """What carries out the rollouts."""
 
     @model_validator(mode="after")
     def _complete(self) -> BenchmarkEntry:
@@ -123,7 +136,9 @@ class SuccessMetric(Strict):
     """By which number arms are compared."""
 
     name: Name
+    """The metric; `val/tools/pass@1` or its last part."""
     mode: Literal["max", "min"] = "max"
+    """Whether more or less is better; by default as the metric says."""
 
 
 def as_success_metric(value: Any) -> Any:
@@ -190,12 +205,15 @@ class Metadata(Strict):
     hypothesis: TextOrHypothesis = ""
     """Text, or `{claim, prediction, confidence}`, which the finished experiment then judges."""
     tags: list[str] = Field(default_factory=list)
+    """Words to find it by."""
     success_metric: Annotated[SuccessMetric | None, BeforeValidator(as_success_metric)] = None
+    """What arms are compared by."""
     baseline_arm: Name | None = None
     """The arm that the others are compared with; by default the first."""
     allow_test_selection: bool = False
     """Let test scores pick the best arm; the conclusion then says so."""
     benchmark: Annotated[list[BenchmarkEntry], BeforeValidator(_as_list)] = Field(default_factory=list)
+    """Suites of tasks that the weights are scored on."""
 
     @property
     def in_loop_scores(self) -> list[str]:

@@ -36,22 +36,30 @@ class ModelConfig(Strict):
 
     name: Name
     load_checkpoint_path: str | None = None
+    """Weights to train on from: a path, or a checkpoint by name: `<run>@final`, `<run>@step-12`."""
     renderer_name: str | None = None
+    """How messages become tokens; by default as the model says."""
 
 
 class DataConfig(Strict):
     """Where raw rows come from and how they become training rows."""
 
     source_kind: Literal["jsonl", "json", "csv", "parquet", "in_memory", "hf_dataset"] = "jsonl"
+    """Where the rows come from."""
     path: str | None = None
+    """A file of rows."""
     rows: list[JsonDict] | None = None
+    """The rows themselves, in the YAML."""
     hf_dataset: str | None = None
+    """A dataset on the Hugging Face hub."""
     hf_split: str = "train"
+    """Its split."""
     dataset_id: str | None = None
     """A workspace dataset by id; the source keys above are then not used."""
     dataset_name: str | None = None
     """A workspace dataset by name: its newest version."""
     transforms: list[TransformSpec] = Field(default_factory=list)
+    """Applied to the rows, in this order."""
 
     @model_validator(mode="after")
     def _has_a_source(self) -> DataConfig:
@@ -72,10 +80,15 @@ class EvalConfig(Strict):
     """Scoring of the trained model on rows that carry their own answers."""
 
     enabled: bool = True
+    """Whether the rows are scored after training."""
     metrics: list[MetricSpec] = Field(default_factory=list)
+    """What is computed from the answers."""
     inference: InferenceSpec | None = None
+    """The client that answers; by default the trained weights."""
     eval_data: DataConfig | None = None
+    """Rows to ask; by default the training rows."""
     n_samples: int | None = Field(default=None, ge=1)
+    """At most so many rows."""
 
 
 class Stage(Strict):
@@ -89,6 +102,7 @@ class ContinualConfig(Strict):
     """Train on several datasets in order, each stage starting from the weights of the one before."""
 
     stages: list[Stage] = Field(min_length=1)
+    """Datasets in the order in which they are trained on."""
 
     @model_validator(mode="after")
     def _distinct(self) -> ContinualConfig:
@@ -106,12 +120,19 @@ class RunConfig(Strict):
     data: DataConfig | None = None
     """Required, except beside `continual`, whose stages bring their own."""
     model: ModelConfig
+    """What is trained."""
     algorithm: AlgorithmConfig
+    """How the weights change."""
     backend: BackendConfig = Field(default_factory=BackendConfig)
+    """Where the training runs."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    """Scoring of rows after training."""
     continual: ContinualConfig | None = None
+    """Stages that are trained one after the other."""
     seed: int = Field(default=42, ge=0, lt=2**63)
+    """Of everything that is drawn: rows, weights, samples."""
     tags: list[str] = Field(default_factory=list)
+    """Words to find it by."""
 
     @model_validator(mode="after")
     def _has_data(self) -> RunConfig:
@@ -149,8 +170,11 @@ class MatrixSpec(Strict):
     """A sweep: every combination of the axes, applied to a base run."""
 
     axes: dict[str, list[Any]] = Field(min_length=1)
+    """Setting -> values; a dotted path below the run."""
     base_run: JsonDict | None = None
+    """What all arms of the sweep share."""
     name_template: str | None = None
+    """How an arm is named, with the last words of its axes in braces."""
 
 
 class Range(Strict):
@@ -237,22 +261,31 @@ class ExperimentConfig(Strict):
     """Of the schema; advisory. A newer one than this SDK knows is reported."""
     name: Name
     description: str = ""
+    """For people."""
     output_dir: Name = "./outputs"
+    """The folder of all records."""
     data_store: DataStoreSpec = Field(default_factory=DataStoreSpec)
+    """Where named data is read from."""
     log_store: LogStoreSpec = Field(default_factory=LogStoreSpec)
+    """Where numbers per step are written to."""
     run: RunConfig | None = None
+    """One run."""
     runs: list[RunConfig] | None = Field(default=None, min_length=1)
+    """Several runs, each an arm."""
     matrix: MatrixSpec | None = None
+    """A sweep: every combination of its axes is an arm."""
     search: SearchSpec | None = None
     """Instead of a fixed set of arms; its base is `base_run`, or `run`."""
     base_run: JsonDict | None = None
     """The matrix's base run may also stand here, beside it; that of a search does."""
     callbacks: list[CallbackSpec] = Field(default_factory=list)
+    """Called at every event of a run."""
     n_repeats: int = Field(default=1, ge=1, le=1000)
     """Seeds per arm."""
     base_seed: int | None = Field(default=None, ge=0, lt=2**63 - 1000)
     """First seed of the repeats; by default each run's own `seed`."""
     max_concurrent_arms: int = Field(default=1, ge=1)
+    """Runs at the same time."""
     launcher: LauncherSpec = Field(default_factory=LauncherSpec)
     """Where runs execute: `local`, in this process; `ray`, on a Ray cluster."""
     budget: BudgetSpec | None = None
@@ -262,7 +295,9 @@ class ExperimentConfig(Strict):
     imports: list[Name] | None = None
     """Modules to import before look-ups. By default a `src/` package beside the config or at the project's root."""
     parent_experiment_id: str | None = None
+    """The experiment that this one was made from."""
     metadata: Metadata = Field(default_factory=Metadata)
+    """Hypothesis, success metric, benchmarks."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> ExperimentConfig:

@@ -182,6 +182,7 @@ class PassAtK:
 
     class Config(Params):
         k: int = Field(default=1, ge=1)
+        """Tries of which one must pass."""
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)

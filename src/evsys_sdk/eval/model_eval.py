@@ -28,6 +28,7 @@ from evsys_sdk.eval.scoring import score_one, scores_of_task, why_invalid
 from evsys_sdk.eval.summary import EvalArtifacts, EvalSummary, format_summary_markdown
 from evsys_sdk.jsonl import read_rows, reason, write_rows
 from evsys_sdk.protocols import FinishedRollouts, Rollout, Row, Score, TaskScores, Turn
+from evsys_sdk.redaction import redact
 from evsys_sdk.registry import metrics
 
 AskSample = Callable[[Prompt, int], Awaitable[str]]
@@ -286,7 +287,7 @@ def _write(found: EvalArtifacts) -> EvalArtifacts:
         return found
     summary = found.summary
     assert found.predictions_path and found.retry_report_path and found.markdown_path and found.summary_path
-    write_rows(found.predictions_path, map(_prediction, found.rollouts))
+    write_rows(found.predictions_path, map(_prediction, found.rollouts), record=True)
     write_json(found.retry_report_path, summary.retry_report.to_dict())
     write_text(found.markdown_path, format_summary_markdown(summary, title=f"Evaluation of {summary.model}"))
     write_json(found.summary_path, summary.to_dict())
@@ -300,7 +301,7 @@ def _prediction(rollout: Rollout) -> dict[str, Any]:
         "correct": None if rollout.reward is None else bool(rollout.reward),
         "completion": rollout.completion,
         "status": rollout.status,
-        "error": rollout.error,
+        "error": rollout.error and redact(rollout.error),
         "attempts": rollout.metadata.get("attempts"),
         "seconds": round(rollout.seconds, 3),
     }

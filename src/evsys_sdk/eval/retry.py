@@ -2,7 +2,8 @@
 
 In: a call. Out: its result; or, once the tries are used up, an entry in a `RetryReport` and None in its place, so that
 one dead call does not end an evaluation of thousands. Without a report the last error is raised. What no second try can
-help (a refused key, a missing package, the user's stop) is raised at once.
+help (a refused key, a missing package, the user's stop) is raised at once. `BackendUnavailable` is not tried again: the
+client that raised it has retries of its own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,20 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from evsys_sdk.errors import Cancelled, ConfigError, DataError, EvsysAuthError, EvsysError, MissingDependency
+from evsys_sdk.errors import (
+    BackendUnavailable,
+    Cancelled,
+    ConfigError,
+    DataError,
+    EvsysAuthError,
+    EvsysError,
+    MissingDependency,
+)
 
 MAX_ATTEMPTS = 3
 BASE_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.5, 30.0
+TRIED_ALREADY = (BackendUnavailable,)
+"""A client that retries raised it when its own tries were used up; another layer of tries would multiply them."""
 HOPELESS = (Cancelled, EvsysAuthError, MissingDependency, ConfigError, DataError)
 
 
@@ -85,7 +96,7 @@ def call_with_retry[T](
         except HOPELESS:
             raise
         except Exception as exc:
-            if pause is None:
+            if pause is None or isinstance(exc, TRIED_ALREADY):
                 _give_up(exc, key, attempt, report)
                 return None
             sleep(pause)
@@ -113,7 +124,7 @@ async def acall_with_retry[T](
         except HOPELESS:
             raise
         except Exception as exc:
-            if pause is None:
+            if pause is None or isinstance(exc, TRIED_ALREADY):
                 _give_up(exc, key, attempt, report)
                 return None
             await sleep(pause)

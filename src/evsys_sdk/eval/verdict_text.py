@@ -28,9 +28,10 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def _error_warning(arm: ArmVerdict) -> str:
+    share = f"{100 * arm.n_errors / arm.n_rollouts:.0f} %"
     first = f"; first error: {' '.join(arm.first_error.split())}" if arm.first_error else ""
     return (
-        f"Warning: {_errors(arm)} in {arm.arm} ({arm.n_errors / arm.n_rollouts:.0%}{first}) and count as failures. "
+        f"Warning: {_errors(arm)} in {arm.arm} ({share}{first}) and count as failures. "
         "Fix the cause before trusting its score."
     )
 
@@ -84,9 +85,8 @@ def _seeds_left(arm: ArmVerdict) -> str:
 
 def _winner_line(winner: Winner, verdict: Verdict) -> str:
     n_scored = sum(arm.mean is not None for arm in verdict.arms)
-    place = f"{n_scored} arms" if n_scored == len(verdict.arms) else f"the {n_scored} scored arms"
     highest = "highest" if verdict.mode == "max" else "lowest"
-    best = f", the {highest} of {place}" if not winner.above else ""
+    best = f", the {highest} of {n_scored} scored arms" if not winner.above else ""
     text = f"{winner.arm}{_seeds_left(_arm(verdict, winner.arm))} scored {shown(winner.observed)}{best}"
     if winner.expected is not None:
         interval = span(winner.low, winner.high)

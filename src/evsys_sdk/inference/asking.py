@@ -89,9 +89,11 @@ class AskingClient:
 
     class Config(Params):
         max_tokens: int = Field(default=256, ge=1)
+        """Per answer."""
         temperature: float | None = Field(default=0.0, ge=0)
         """null leaves it to the model."""
         stop: list[str] = Field(default_factory=list)
+        """Texts at which an answer ends."""
         system_prompt: str | None = None
         """Speaks first, unless the prompt brings a system message of its own."""
         concurrency: int = Field(default=64, ge=1)

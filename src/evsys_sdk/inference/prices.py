@@ -21,7 +21,9 @@ class Price(Params):
     """US dollars per million tokens."""
 
     input: float = Field(ge=0)
+    """Dollars per million tokens read."""
     output: float = Field(ge=0)
+    """Dollars per million tokens written."""
 
     def cost_usd(self, input_tokens: int, output_tokens: int) -> float:
         return (input_tokens * self.input + output_tokens * self.output) / 1e6

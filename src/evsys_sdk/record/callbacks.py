@@ -71,6 +71,10 @@ class RunHooks:
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         self._tell("on_run_end", ctx, result)
 
+    def doing(self, ctx: RunContext, what: str) -> None:
+        """What the run is busy with now, for displays: `loading model`, `scoring`."""
+        self._tell("doing", ctx, what)
+
 
 class CallbackList(RunHooks):
     """Several callbacks as one: `(kind, instance)` pairs, asked in order. Itself a `Callback`."""
@@ -193,6 +197,7 @@ class PrintProgress:
 
     class Config(Params):
         every: int = Field(default=10, ge=1)
+        """Steps between two lines."""
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
@@ -220,6 +225,7 @@ class CsvMetrics:
 
     class Config(Params):
         file_name: str = "metrics.csv"
+        """In the run directory."""
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
@@ -287,8 +293,11 @@ class EarlyStopping:
         metric: str = "loss"
         """A step metric, or a validation score made during training, such as `pass@1` or `val/<name>/<metric>`."""
         mode: Literal["min", "max"] = "min"
+        """Whether more or less is better."""
         patience: int = Field(default=3, ge=1)
+        """Evaluations without an improvement before the run stops."""
         min_delta: float = Field(default=0.0, ge=0)
+        """A change that is smaller is no improvement."""
 
         @field_validator("metric")
         @classmethod

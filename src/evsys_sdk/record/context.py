@@ -207,6 +207,8 @@ def _questions_of(entry: Entry, *, repeats: bool) -> Iterator[str]:
     broken = [f"{arm.errors} in {_arm_label(arm)}" for arm in digest.arms if arm.has_many_errors]
     if broken:
         yield f"{entry.name}: can its scores be believed? {'; '.join(broken[:3])}; errors count as failures"
+    if digest.constant is not None:
+        yield f"{entry.name}: every arm scored {digest.constant:.3f} on every task: check the answers and the verifier"
     undecided = [arm for arm in digest.arms if arm.verdict == "undecided" and digest.selects]
     if undecided and not repeats:
         each = "; ".join(f"{_arm_label(arm)}{f' needs {arm.needs}' if arm.needs else ''}" for arm in undecided[:3])

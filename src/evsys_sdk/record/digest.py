@@ -128,6 +128,8 @@ class Digest:
     """Benchmark -> where its tasks come from, where the config says so."""
     limits: dict[str, int] = field(default_factory=dict)
     """Benchmark -> how many of its tasks, where not all."""
+    constant: float | None = None
+    """The one score that several arms all have on every task, where there is nothing to compare."""
     best_arm: str | None = None
     expected: float | None = None
     """Of the winner, corrected for having been picked."""
@@ -211,6 +213,7 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
         tasks=_tasks(record),
         paths={name: str(entry["path"]) for name, entry in benchmarks.items() if entry.get("path")},
         limits={name: entry["limit"] for name, entry in benchmarks.items() if entry.get("limit")},
+        constant=verdict.get("constant") if len(record.get("arms") or []) > 1 else None,
         best_arm=record.get("best_arm"),
         expected=_mapping(verdict.get("winner")).get("expected"),
         conclusion=_text(record.get("conclusion")),
@@ -310,7 +313,7 @@ def _arms(
                 high=high,
                 covers=over,
                 half_width=fmean((high - low) / 2 for low, high in widths) if widths else None,
-                verdict=found.get("verdict"),
+                verdict=None if _is_number(verdict.get("constant")) else found.get("verdict"),
                 needs=_needs(found.get("vs_baseline")),
                 metrics=_means([run for run, _ in mine]),
                 why_unranked=arm.get("why_unranked") or found.get("why_unranked"),

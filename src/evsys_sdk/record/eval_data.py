@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from evsys_sdk.data_types import HarborTask, InProcessVerifier, content_text, task_messages
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
 from evsys_sdk.record.lines import StepOrder
+from evsys_sdk.redaction import redact_rollout
 
 
 def to_data(result: EvalResult) -> dict[str, Any]:
@@ -30,12 +32,19 @@ def from_data(data: dict[str, Any]) -> EvalResult:
 
 
 def rollout_to_data(rollout: Rollout) -> dict[str, Any]:
-    """One try; its long lists are handed on as they are, not copied."""
-    return _shallow(rollout) | {"turns": [_shallow(turn) for turn in rollout.turns]}
+    """One try; its long lists are handed on as they are, not copied, and its error and metadata hold no secrets."""
+    return redact_rollout(_shallow(rollout) | {"turns": [_shallow(turn) for turn in rollout.turns]})
 
 
 def rollout_from_data(data: dict[str, Any]) -> Rollout:
     return Rollout(**{**data, "turns": [Turn(**turn) for turn in data["turns"]]})
+
+
+def question_to_data(task: HarborTask) -> dict[str, Any]:
+    """What a task asked, as messages with a role and a text, and the answer that its verifier expected."""
+    messages = [{"role": one["role"], "text": content_text(one.get("content") or "")} for one in task_messages(task)]
+    expected = task.verifier.expected if isinstance(task.verifier, InProcessVerifier) else None
+    return {"messages": messages, "expected": expected}
 
 
 def in_order(evals: Sequence[EvalResult]) -> list[EvalResult]:

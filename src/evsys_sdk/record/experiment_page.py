@@ -205,6 +205,8 @@ def _against(judged: Mapping[str, Any] | None, whom: str, facts: PageFacts) -> s
     found = judged[whom] if judged else None
     if not found or found["difference"] is None:
         return "-" if not judged or judged["mean"] is None else "not compared"
+    if found["difference"] == 0 and (facts.verdict or {}).get("constant") is not None:
+        return "the same on every task"
     share = bool((facts.verdict or {}).get("share"))
     ends = [amount(end, share=share, signed=True) for end in (found["low"], found["high"]) if end is not None]
     difference = f"{amount(found['difference'], share=share, signed=True)}{' points' if share else ''}"
@@ -344,7 +346,7 @@ def _chosen_by(facts: PageFacts) -> str:
 
 def _picked(verdict: Mapping[str, Any] | None, n_arms: int) -> str:
     winner = (verdict or {}).get("winner")
-    if not winner or n_arms < 2 or winner["expected"] is None:
+    if not verdict or not winner or n_arms < 2 or winner["expected"] is None or verdict.get("constant") is not None:
         return ""
     expected = _value(winner["expected"], winner["low"], winner["high"])
     # With an arm above it that is not proven better, the best arm is not the top.

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from evsys_sdk.atomic import make_folder
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.digest import VERSION, Digest, from_plain, to_plain
+from evsys_sdk.redaction import redact
 
 INDEX_FILE = "experiments.sqlite"
 SCHEMA = """CREATE TABLE IF NOT EXISTS experiments (
@@ -112,7 +113,7 @@ def _opened(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
 
 
 def _json(digest: Digest) -> str:
-    return json.dumps(to_plain(digest), default=str)
+    return redact(json.dumps(to_plain(digest), default=str))
 
 
 def _digest(text: str | None) -> Digest | None:

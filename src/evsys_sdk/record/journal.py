@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk.errors import EvsysError, JournalDamaged, RecordLost, shorten
+from evsys_sdk.redaction import redact, redact_values
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -31,6 +32,8 @@ EXPERIMENT = ""
 """The run under which the experiment itself has its line."""
 ROLLOUT = "rollout"
 """The kind of event that there are thousands of."""
+TASKS = "tasks"
+"""What the tasks of one benchmark asked and expected, by task id; the key is `split/name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +163,7 @@ class RunJournal:
         """Note an event; one that is there already stays as it is."""
         self.journal.write(
             "INSERT OR IGNORE INTO events (run, attempt, kind, key, at, data) VALUES (?, ?, ?, ?, ?, ?)",
-            (self.run, self.attempt, kind, key or str(at), at, json.dumps(data, default=_plain)),
+            (self.run, self.attempt, kind, key or str(at), at, _text_of(kind, data)),
         )
 
     def events(self, *, after: int = -1, upto: int) -> list[Event]:
@@ -205,6 +208,12 @@ class RunJournal:
             (self.run, self.attempt),
         )
         return any(json.loads(data)["status"] == "completed" for (data,) in rows)
+
+
+def _text_of(kind: str, data: dict[str, Any]) -> str:
+    """An event as JSON without secrets. What a model wrote is searched for known values only: it is taken up again."""
+    text = json.dumps(data, default=_plain)
+    return redact_values(text) if kind in (ROLLOUT, TASKS) else redact(text)
 
 
 def connect(database: str, **how: Any) -> sqlite3.Connection:

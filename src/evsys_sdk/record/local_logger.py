@@ -23,7 +23,7 @@ from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import to_dict
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
-from evsys_sdk.record.eval_data import in_order
+from evsys_sdk.record.eval_data import in_order, rollout_to_data
 from evsys_sdk.record.lines import LineFile, StepOrder
 from evsys_sdk.registry import register_callback
 
@@ -156,7 +156,7 @@ def _eval_record(result: EvalResult) -> dict[str, Any]:
 def rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, Any]:
     """One line of a `rollouts.jsonl`."""
     place = {"step": result.step, "stage": result.stage, "split": result.split, "eval": result.name}
-    return {**place, "completion": rollout.completion, **asdict(rollout)}
+    return {**place, "completion": rollout.completion, **rollout_to_data(rollout)}
 
 
 def repeat_verdict(results: Iterable[RunResult], experiment: str, text: str) -> None:

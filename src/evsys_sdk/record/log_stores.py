@@ -231,6 +231,7 @@ class MultiplexLogStore:
 
     class Config(Params):
         stores: list[Child] = Field(min_length=1)
+        """Log stores that all get everything."""
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)

@@ -23,6 +23,7 @@ from evsys_sdk.errors import EvsysError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.lines import LineFile
 from evsys_sdk.record.wire import MAX_BATCH_BYTES, MAX_BATCH_LINES, Event
+from evsys_sdk.redaction import redact
 
 LOCAL = "local"
 """Folder of sessions without a project; nothing sends those by itself."""
@@ -75,7 +76,7 @@ class Session:
 
     def append(self, event: Event) -> int:
         """Keep `event`; return the offset behind it."""
-        return self._file.append(atomic.to_json(event.to_dict()))
+        return self._file.append(redact(atomic.to_json(event.to_dict())))
 
     @property
     def unsent_bytes(self) -> int:
@@ -111,7 +112,7 @@ class Session:
     def reject(self, event: Event, reason: str) -> None:
         """Note an event that the server will never take; the mirror itself keeps it too."""
         file = LineFile(self.path.with_suffix(".rejected"))
-        file.append(atomic.to_json({"reason": reason, **event.to_dict()}))
+        file.append(redact(atomic.to_json({"reason": reason, **event.to_dict()})))
         file.close()
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.redaction import redact
 
 NOTES_FILE = "notes.jsonl"
 Kind = Literal["invalid", "valid", "conclusion"]
@@ -73,7 +74,7 @@ def add_note(record: Path, kind: Kind, text: str, *, about: str) -> Note:
     moment = datetime.now(UTC).isoformat(timespec="seconds")
     note = Note(kind=kind, text=text.strip(), by=_user(), ts=moment, about=about)
     path = notes_path(record)
-    line = json.dumps(asdict(note), ensure_ascii=False) + "\n"
+    line = redact(json.dumps(asdict(note), ensure_ascii=False)) + "\n"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         with open(descriptor, "r+b") as file:

@@ -18,6 +18,7 @@ from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.protocols import EvalResult, RunResult
 from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash, describe_environment
+from evsys_sdk.redaction import redact_data
 
 
 def plain_settings(config: BaseModel) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class RunRecord:
             "model": self.run.model.name,
             "backend": self.run.backend.kind,
             "algorithm": self.run.algorithm.kind,
-            "params": dict(self.run.algorithm.params),
+            "params": redact_data(dict(self.run.algorithm.params)),
             "seed": self.run.seed,
             "tags": list(self.run.tags),
         }
@@ -74,8 +75,8 @@ class RunRecord:
     def shared_settings(self) -> dict[str, Any]:
         """Settings of the experiment that reach every run: where data is read, what it is scored on, who steers it."""
         given = plain_settings(self.experiment)
-        # How many at a time, and who else is scored, changes nothing about this run.
-        beside = ("models", "n_concurrent")
+        # How many at a time, how often a lost call is made, and who else is scored, changes nothing about this run.
+        beside = ("models", "n_concurrent", "max_attempts")
         entries = given.get("metadata", {}).get("benchmark")
         scored = entries and [{key: entry[key] for key in entry if key not in beside} for entry in entries]
         steered = steering(given.get("callbacks", []))

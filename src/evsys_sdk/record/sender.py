@@ -20,6 +20,7 @@ from evsys_sdk.errors import DashboardClientError, shorten
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.mirror import Session
 from evsys_sdk.record.wire import Event, Request, batched, headers, request_of
+from evsys_sdk.redaction import redact
 
 CONNECT_SECONDS = 3.05
 MAX_PAUSE_SECONDS = 30.0
@@ -43,7 +44,7 @@ class Transport:
 
     def send(self, request: Request) -> None:
         """Deliver one request; Unreachable to try again later, DashboardClientError when it is wrong."""
-        response = self._call(request.method, self.api_url + request.path, atomic.to_json(request.body))
+        response = self._call(request.method, self.api_url + request.path, redact(atomic.to_json(request.body)))
         status, place = response.status_code, f"{request.method} {self.api_url}{request.path}"
         if status >= 500 or status in (408, 425, 429):
             raise Unreachable(f"{place}: HTTP {status}")

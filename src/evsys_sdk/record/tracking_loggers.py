@@ -79,9 +79,11 @@ class WandbLogger(TrackingCallback):
         project: str | None = None
         """By default the experiment's name."""
         entity: str | None = None
+        """The W&B user or team."""
         mode: Literal["online", "offline", "disabled"] | None = None
         """By default what WANDB_MODE says, else online. `offline` needs no network; `wandb sync` sends it later."""
         tags: list[str] = Field(default_factory=list)
+        """Tags of the W&B run."""
 
     def __init__(self, **params: Any):
         super().__init__()

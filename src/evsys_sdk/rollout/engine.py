@@ -81,10 +81,15 @@ class RolloutEngine:
         # A semaphore belongs to one event loop; a run may use several, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
-    def limited_to(self, concurrency: int) -> RolloutEngine:
-        """The same engine with places of its own."""
+    def limited(self, *, concurrency: int | None = None, max_attempts: int | None = None) -> RolloutEngine:
+        """The same engine with so many places of its own, or so many tries; itself where neither is given."""
+        if concurrency is None and max_attempts is None:
+            return self
         own = copy.copy(self)
-        own.concurrency, own._slots = concurrency, WeakKeyDictionary()
+        if concurrency is not None:
+            own.concurrency, own._slots = concurrency, WeakKeyDictionary()
+        if max_attempts is not None:
+            own.patience = replace(self.patience, retries=max_attempts - 1)
         return own
 
     async def roll_out(

@@ -67,6 +67,8 @@ async def _answer(
     for attempt in range(patience.retries):
         try:
             return await sampler.sample(prompt, n, sampling)
+        except BackendUnavailable:  # whoever raised it has tried for as long as it makes sense
+            raise
         except RETRIED:
             await patience.wait_before(attempt)
     return await sampler.sample(prompt, n, sampling)

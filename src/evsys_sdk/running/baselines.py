@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from evsys_sdk.config.metadata import BenchmarkEntry, HostedModel
 from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.errors import Cancelled
 from evsys_sdk.eval.benchmark import Benchmark
-from evsys_sdk.jsonl import encode_row
+from evsys_sdk.jsonl import encode_record
 from evsys_sdk.protocols import EvalResult
 from evsys_sdk.record.conclusion import ModelScore
 from evsys_sdk.record.environment import config_hash
+from evsys_sdk.record.eval_data import rollout_to_data
 from evsys_sdk.record.finished import JournalledRollouts, retold, to_data_without
 from evsys_sdk.record.journal import Journal, RunJournal
 from evsys_sdk.record.run_record import plain_settings
@@ -162,7 +163,9 @@ def _settings(entry: BenchmarkEntry, model: HostedModel, client: Any) -> dict[st
 def write_rollouts(scores: list[ModelScore], file: Path) -> None:
     """What the models answered, a line for each rollout; no file where there is nothing."""
     lines = [
-        encode_row({"model": score.model, "split": score.result.split, "eval": score.result.name, **asdict(rollout)})
+        encode_record(
+            {"model": score.model, "split": score.result.split, "eval": score.result.name, **rollout_to_data(rollout)}
+        )
         for score in scores
         for rollout in score.result.rollouts
     ]

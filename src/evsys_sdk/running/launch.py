@@ -38,6 +38,8 @@ from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.stored import StoredJournal
 from evsys_sdk.record.wire import new_id
+from evsys_sdk.redaction import redact_data
+from evsys_sdk.running.checkpoint_names import checkpoint_path
 from evsys_sdk.running.scoring import find_benchmark
 
 WATCHING = frozenset(
@@ -53,6 +55,7 @@ EXPERIMENT_ID = "experiment_id"
 TASKS = "tasks of "
 AN_ARM = "(an arm)"
 CODE = "code of "
+WEIGHTS = "weights of "
 
 Facts = dict[str, Any]
 """Dotted place -> value."""
@@ -183,7 +186,8 @@ def facts_of(config: ExperimentConfig) -> Facts:
         settings |= {"search": _deciding(config.search)}
         settings["arms"] = {} if config.run is None else {config.run.name: _without_name(config.run)}
         settings["base_run"] = config.base_run
-    return dict(_flat(settings)) | _hashes(config)
+    # As the journal keeps them: a key in the config is no fact about the experiment.
+    return redact_data(dict(_flat(settings))) | _hashes(config)
 
 
 def _deciding(search: SearchSpec) -> dict[str, Any]:
@@ -216,6 +220,10 @@ def _hashes(config: ExperimentConfig) -> Facts:
             digest = _sha256(data, store, config)
             if digest is not None:
                 found[_content_of(data)] = digest
+        if run.model.load_checkpoint_path is not None:  # a name may mean other weights tomorrow
+            start = run.model.load_checkpoint_path
+            path = checkpoint_path(start, "state", search_folders(source_of(config)))
+            found |= {f"{WEIGHTS}{start}": Path(path).name} if path != start else {}
     for entry in config.metadata.benchmark:
         found[f"{TASKS}{entry.role}/{entry.label}"] = find_benchmark(entry, config).sha256
     for name, file in project_files(config).items():
@@ -236,7 +244,7 @@ def _sha256(data: DataConfig, store: DataStore, config: ExperimentConfig) -> str
 
 def contents_for(run: RunConfig, facts: Facts) -> dict[str, str]:
     """Of the hashes, those of what this run has to do with."""
-    own = {_content_of(data) for _, data in all_data(run)}
+    own = {_content_of(data) for _, data in all_data(run)} | {f"{WEIGHTS}{run.model.load_checkpoint_path}"}
     return {place: digest for place, digest in facts.items() if place in own or place.startswith((TASKS, CODE))}
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from evsys_sdk.config.metadata import BenchmarkEntry
@@ -19,16 +20,16 @@ from evsys_sdk.logs import get_logger
 from evsys_sdk.numbers import refuse_non_numbers
 from evsys_sdk.protocols import EvalResult, FinishedRollouts, KeptWeights, LogStore, RunContext, Snapshot
 from evsys_sdk.record.callbacks import CallbackList, eval_metrics
-from evsys_sdk.record.eval_data import to_data
+from evsys_sdk.record.eval_data import question_to_data, to_data
 from evsys_sdk.record.finished import JournalledRollouts, retold, to_data_without
-from evsys_sdk.record.journal import Event, RunJournal
+from evsys_sdk.record.journal import TASKS, Event, RunJournal
 from evsys_sdk.running.budget import Budget
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.pausing import Paused, was_paused_at
 from evsys_sdk.running.scoring import Scoring
 from evsys_sdk.score_names import resolve_one
-from evsys_sdk.surface import SamplingClient, let_go
-from evsys_sdk.training.checkpoints import with_paths, without_paths
+from evsys_sdk.surface import SamplingClient, discard_weights, let_go
+from evsys_sdk.training.checkpoints import manifests_in, with_paths, without_paths
 
 
 @dataclass(slots=True)
@@ -75,6 +76,11 @@ class StoppableLogStore:
         self.store.close()
 
 
+def _is_gone(path: str) -> bool:
+    """Whether these weights were files of this machine and are not there any more; a server's paths are believed."""
+    return path.startswith("/") and not Path(path).exists()
+
+
 @dataclass(slots=True)
 class LoopHooks:
     """`protocols.Hooks` for one run."""
@@ -107,6 +113,10 @@ class LoopHooks:
     pending: set[asyncio.Task[None]] = field(default_factory=set)
     under_way: dict[tuple[str, str, int | None], JournalledRollouts] = field(default_factory=dict)
     """The finished rollouts of evaluations that are not finished."""
+    tasks_kept: set[str] = field(default_factory=set)
+    """Benchmarks (`split/name`) whose questions are in the journal."""
+    scored_snapshots: dict[int, str] = field(default_factory=dict)
+    """Step -> sampler weights that were saved for an in-loop evaluation which is done."""
 
     def finished(self, split: str, name: str, sha256: str, step: int | None) -> FinishedRollouts:
         """Where an evaluation keeps its rollouts one by one, so that a kill in its midst loses none."""
@@ -158,27 +168,30 @@ class LoopHooks:
         self.steps = self.replayed = self.first_step + step
         self.journal.add("step", {"metrics": metrics}, at=self.steps)
         self.callbacks.on_step(self.ctx, self.steps, metrics)
+        await self._discard_snapshots(before=self.steps)
         due = self.scoring.due(step)
         if due:
             sampler = await snapshot()
-            save = getattr(snapshot, "save_for_sampler", None)
+            save, path = getattr(snapshot, "save_for_sampler", None), None
             if save is not None:
-                path = without_paths(await save(), self.ctx.output_dir.absolute())
-                self.journal.add("snapshot", {"path": path}, at=self.steps)
-            self._start(due, sampler, self.steps)
+                path = await save()
+                self.journal.add(
+                    "snapshot", {"path": without_paths(path, self.ctx.output_dir.absolute())}, at=self.steps
+                )
+            self._start(due, sampler, self.steps, path)
             if self.callbacks.waits_for_scores():
                 await self._all_scored()
         self._tell_kept()
         self.stop.check()
         await self._before_a_pause()
 
-    def _start(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int) -> None:
+    def _start(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int, path: str | None) -> None:
         """Score beside the training."""
-        task = asyncio.create_task(self._score(entries, sampler, step))
+        task = asyncio.create_task(self._score(entries, sampler, step, path))
         self.pending.add(task)
         task.add_done_callback(self.pending.discard)
 
-    async def _score(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int) -> None:
+    async def _score(self, entries: list[BenchmarkEntry], sampler: SamplingClient, step: int, path: str | None) -> None:
         async def score(entry: BenchmarkEntry) -> None:
             self.add(await self.scoring.score(entry, sampler, step=step))
 
@@ -186,6 +199,26 @@ class LoopHooks:
             await asyncio.gather(*map(score, entries))
         finally:
             let_go(sampler)
+        if path is not None:
+            self.scored_snapshots[step] = path
+
+    async def _discard_snapshots(self, *, before: int) -> None:
+        """Delete sampler weights that were saved only to be scored, of steps before `before`.
+
+        The weights of the current step stay: a checkpoint of that step would point to the same files."""
+        done = [step for step in self.scored_snapshots if step < before]
+        if not done:
+            return
+        kept = {found.sampler for manifest in manifests_in(self.ctx.output_dir) for found in manifest.checkpoints}
+        service = self.ctx.extras["backend_handles"]["service"]
+        for step in done:
+            path = self.scored_snapshots.pop(step)
+            if path in kept or _is_gone(path):
+                continue
+            try:
+                await discard_weights(service, path)
+            except Exception as exc:  # the run does not depend on it; `evsys clean` finds what is left
+                get_logger(__name__).warning("could not delete the sampler weights %s: %s", path, exc)
 
     def add(self, result: EvalResult) -> None:
         """Keep, log and announce a finished evaluation."""
@@ -195,8 +228,20 @@ class LoopHooks:
         kind = "final_eval" if result.step is None else "eval"
         kept = self.under_way.pop((result.split, result.name, result.step), None)
         data = to_data(result) if kept is None else to_data_without(result, kept)
+        self._keep_tasks(result)
         self.journal.add(kind, data, at=at, key=f"{self.stage or ''}/{result.split}/{result.name}/{at}")
         self._announce(result, at)
+
+    def _keep_tasks(self, result: EvalResult) -> None:
+        """Keep what the tasks of a benchmark asked and expected, once per run: a rollout has only its task's id."""
+        suite = self.scoring.loaded.get(f"{result.split}/{result.name}")
+        key = f"{result.split}/{result.name}"
+        if suite is None or not result.rollouts or key in self.tasks_kept:
+            return
+        tried = {rollout.task_id for rollout in result.rollouts}
+        tasks = {task.task_id: question_to_data(task) for task in suite.tasks if task.task_id in tried}
+        self.journal.add(TASKS, {"tasks": tasks}, at=0, key=key)
+        self.tasks_kept.add(key)
 
     def _announce(self, result: EvalResult, at: int) -> None:
         self.results.append(result)
@@ -301,9 +346,14 @@ class LoopHooks:
         service = self.ctx.extras["backend_handles"]["service"]
         for at in range(max(after, self.first_step) + 1, upto + 1):
             missing = [e for e in self.scoring.due(at - self.first_step) if (e.role, e.label, at) not in done]
-            if missing and at in paths:
+            if missing and at in paths and _is_gone(paths[at]):
+                names = ", ".join(entry.label for entry in missing)
+                get_logger(__name__).warning("step %d stays unscored on %s: %s is gone", at, names, paths[at])
+            elif missing and at in paths:
                 sampler = await service.create_sampling_client(paths[at])
-                self._start(missing, sampler, at)
+                self._start(missing, sampler, at, paths[at])
+            elif at in taken:
+                self.scored_snapshots[at] = taken[at]
 
     def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
         key = resolve_one(metric, self.scoring.config.metadata.in_loop_scores)
@@ -321,6 +371,8 @@ class LoopHooks:
         return step, value
 
     async def _all_scored(self) -> None:
+        if self.pending:
+            self.callbacks.doing(self.ctx, "scoring")
         while self.pending:
             under_way = list(self.pending)
             await asyncio.gather(*under_way)
@@ -330,6 +382,7 @@ class LoopHooks:
     async def train_end(self, metrics: dict[str, float]) -> None:
         await self._all_scored()
         self._tell_kept()
+        await self._discard_snapshots(before=self.steps + 1)  # the final checkpoint is made by now
         self.callbacks.on_train_end(self.ctx, metrics)
 
     def stopped_at(self) -> dict[str, Any]:

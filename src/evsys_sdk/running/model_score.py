@@ -7,7 +7,7 @@ opened as `evsys serve` opens it; answers are kept as they come, so that a kille
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from evsys_sdk.eval.summary import EvalArtifacts, EvalSummary
 from evsys_sdk.protocols import FinishedRollouts, Row
 from evsys_sdk.running.opening import OpenModel, Target, check_target, open_model
 from evsys_sdk.running.standalone import Asked, finished_result, open_evaluation, stamp_of
-from evsys_sdk.surface import derive_seed, let_go
+from evsys_sdk.surface import derive_seed, leave_retries_to_caller, let_go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,11 @@ def score_model(
 
 
 def _evaluate(order: ModelOrder, rows: list[Row], folder: Path, finished: FinishedRollouts) -> EvalArtifacts:
-    with open_model(order.target) as model:
+    target = order.target
+    if target.backend == "tinker":
+        tries = {"connect_attempts": order.config.max_attempts}
+        target = replace(target, backend_params=tries | target.backend_params)
+    with open_model(target) as model:
         return run_async(_ask_all(order, model, rows, folder, finished))
 
 
@@ -81,6 +85,7 @@ async def _ask_all(
     order: ModelOrder, model: OpenModel, rows: list[Row], folder: Path, finished: FinishedRollouts
 ) -> EvalArtifacts:
     sampler, renderer, cfg = await model.sampler(), model.renderer(), order.config
+    leave_retries_to_caller(model.service)  # `max_attempts` says how often a call is made
     # A client asks the same question with the same seed; samples of one question need a client each.
     clients: list[Any] = []
     for sample in range(cfg.num_samples):

@@ -20,6 +20,7 @@ from evsys_sdk.config.models import ModelConfig
 from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.errors import BackendError, EvsysError, blame
 from evsys_sdk.protocols import Renderer
+from evsys_sdk.running.checkpoint_names import CheckpointName, find_run, weights_at
 from evsys_sdk.surface import SamplingClient
 from evsys_sdk.training.render import renderer_for
 
@@ -47,7 +48,7 @@ class Wish:
     """What was asked for, in the asker's words."""
 
     text: str
-    """A run's directory, sampler weights, or a model's name."""
+    """A run's directory, a checkpoint's name (`<run>@final`), sampler weights, or a model's name."""
     backend: str | None = None
     base_model: str | None = None
     """Of weights that do not lie in their run's directory."""
@@ -60,6 +61,18 @@ class Wish:
 
 def find_target(wish: Wish) -> Target:
     """What the words mean."""
+    named = CheckpointName.parse(wish.text)
+    if named is not None:
+        home = find_run(named.run)
+        weights = weights_at(home, named, "sampler")
+        if wish.base_model is not None:
+            return _given(wish, wish.base_model, name=wish.name or wish.base_model, checkpoint=weights)
+        if not (home / RUN_RESULT_FILE).is_file():
+            raise EvsysError(
+                f"{wish.text}: the run has no {RUN_RESULT_FILE} yet; say which model these weights belong to, with "
+                f"{wish.base_model_flag}"
+            )
+        return _from_run(wish, home, weights)
     path = Path(wish.text)
     run_dir = next((folder for folder in _around(path) if (folder / RUN_RESULT_FILE).is_file()), None)
     if wish.base_model is not None:
@@ -73,7 +86,9 @@ def find_target(wish: Wish) -> Target:
 
 def find_weights(path: str, *, model: str, backend: str, params: dict[str, Any]) -> Target:
     """Weights by their path, for a base model that is named; what their run's record says of them must agree."""
-    in_run = any((folder / RUN_RESULT_FILE).is_file() for folder in _around(Path(path)))
+    named = CheckpointName.parse(path)
+    around = _around(Path(path)) if named is None else [find_run(named.run)]
+    in_run = any((folder / RUN_RESULT_FILE).is_file() for folder in around)
     target = find_target(Wish(text=path, backend=backend, base_model=None if in_run else model, params=params))
     if target.model != model:
         raise EvsysError(f"{path}: these weights belong to model {target.model!r}, not to {model!r}")

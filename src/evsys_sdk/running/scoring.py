@@ -134,8 +134,9 @@ class Scoring:
         engine: Any = {"harbor": self.engine}[entry.engine]
         key = f"{key} engine"
         if key not in self.made:  # once per entry: its evaluations at several steps share its places
-            places = entry.n_concurrent
-            self.made[key] = engine if places is None else engine.limited_to(places)
+            limits = {"concurrency": entry.n_concurrent, "max_attempts": entry.max_attempts}
+            given = {name: value for name, value in limits.items() if value is not None}
+            self.made[key] = engine.limited(**given) if given else engine
         found: RolloutEngine = self.made[key]
         return found
 
@@ -193,6 +194,8 @@ async def _score_untrained(bench: Workbench, hooks: LoopHooks) -> None:
         if (entry.role, entry.label) in done:
             _load_quietly(scoring, entry)
             continue
+
+        hooks.callbacks.doing(hooks.ctx, "scoring")
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
             if bench.service is None:

@@ -31,6 +31,7 @@ from evsys_sdk.record.finished import JournalledRollouts
 from evsys_sdk.record.journal import Journal
 from evsys_sdk.record.local_logger import rollout_record
 from evsys_sdk.record.run_dir import ATTEMPTS, open_run_dir, set_aside
+from evsys_sdk.redaction import redact_data
 
 SETTINGS_FILE, RESULT_FILE, ROLLOUTS_FILE = "settings.json", "result.json", "rollouts.jsonl"
 EVALUATION = "evaluation"
@@ -51,7 +52,8 @@ class Asked:
 
     def data(self) -> dict[str, Any]:
         # Through JSON and back: what was written and read must compare equal.
-        plain: dict[str, Any] = json.loads(json.dumps({"subject": self.subject, "folding": self.folding}, default=str))
+        settings = redact_data({"subject": self.subject, "folding": self.folding})  # as the file has them
+        plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
         return plain
 
 
@@ -84,7 +86,8 @@ class Evaluation:
 
     def write_rollouts(self, result: EvalResult) -> None:
         """A line per try."""
-        write_rows(self.folder / ROLLOUTS_FILE, (rollout_record(result, rollout) for rollout in result.rollouts))
+        lines = (rollout_record(result, rollout) for rollout in result.rollouts)
+        write_rows(self.folder / ROLLOUTS_FILE, lines, record=True)
 
     def finish(self, found: dict[str, Any]) -> dict[str, Any]:
         """Put the result on disk, last of all; returns it."""

@@ -46,12 +46,15 @@ class Hosted:
     """The provider's name for it."""
     params: dict[str, Any] = field(default_factory=dict)
 
-    def client(self) -> Any:
-        """The client; one of a project's own that knows no `model` is built without."""
+    def client(self, max_attempts: int | None = None) -> Any:
+        """The client, which makes a lost call so often; a project's own that knows no `model` is built without."""
         cls = registry.inference.get(self.kind)
         if isinstance(cls, type) and issubclass(cls, TrainedModelClient):
             raise EvsysError(f"inference {self.kind!r} asks a model on its backend; say --backend {self.kind} instead")
-        params = {"model": self.name, **self.params}
+        retries = {} if max_attempts is None else {"max_retries": max_attempts - 1}
+        params = {"model": self.name, **retries, **self.params}
+        if retries and any(problem.path == "max_retries" for problem in registry.check_params(cls, params)):
+            raise EvsysError(f"inference {self.kind!r} has no max_retries, so --max-attempts cannot be set for it")
         if any(problem.path == "model" for problem in registry.check_params(cls, params)):
             del params["model"]
         return registry.inference.build(self.kind, params)
@@ -73,6 +76,9 @@ class Order:
     """Not for a hosted model."""
     agent: AgentSpec | None = None
     n_concurrent: int = 64
+    max_attempts: int | None = None
+    """How often a call that the machine broke is made, the first time included; by default as often as the engine, or
+    the hosted model's client, does."""
 
     @property
     def tasks(self) -> list[Any]:
@@ -145,7 +151,7 @@ def score_suite(
     if known is not None and not (retry_errors and known["errors"]):
         return known, True
     order.check()
-    client = order.model.client() if isinstance(order.model, Hosted) else None
+    client = order.model.client(order.max_attempts) if isinstance(order.model, Hosted) else None
     with open_evaluation(folder, asked, fresh=fresh) as evaluation:
         finished = evaluation.finished(on_rollout)
         if on_start is not None:
@@ -175,6 +181,7 @@ async def _score_weights(order: Order, model: OpenModel, options: dict[str, Any]
     length = model.context_length
     settings = LaneSettings(http_front=partial(http_front, length), context_length=length)
     engine = RolloutEngine(concurrency=order.n_concurrent, agent=order.agent, grade=grade, settings=settings)
+    engine = engine.limited(max_attempts=order.max_attempts)
     sampler = await model.sampler()
     try:
         return await order.benchmark.score(

@@ -7,6 +7,7 @@ says `allow_test_selection`, and then the conclusion admits it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,8 +63,9 @@ def _another_baseline(verdict: Verdict, name: str) -> list[str]:
     """How to judge against another arm, where the baseline has no score and others have one."""
     if not verdict.pairs or verdict.winner is None:
         return []
-    arm = verdict.pairs[-1].vs
-    return [f"To judge against another arm without training again: evsys judge {name} --baseline-arm {arm}"]
+    arm = next(arm.arm for arm in verdict.arms if arm.mean is not None)
+    command = shlex.join(["evsys", "judge", name, "--baseline-arm", arm])
+    return [f"To judge against another arm without training again: {command}"]
 
 
 def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool) -> tuple[Verdict, list[str]]:
@@ -73,19 +75,26 @@ def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bo
         if not keys:
             raise EvsysError(f"no arm has a score for {metric}")
         baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
+        untrained, start = _untrained(arms, keys)
         try:
             verdict = judge_arms(
                 [_arm_scores(arm, results, keys) for arm, results in arms.items()],
                 metric=metric,
                 mode=mode,
                 baseline_arm=metadata.baseline_arm,
-                untrained=_untrained(arms, keys),
+                untrained=untrained,
                 also=_predicted(metadata, baseline),
                 share=all(is_share_of_tasks(metric_of(key)) for key in keys),
                 searched=searched,
             )
         except EvsysError as exc:
             raise EvsysError(f"{metric}: {exc}") from exc
+        counts = error_counts(_rollouts(start, keys))
+        if counts["n_errors"]:
+            note = (
+                f"untrained: {counts['n_errors']:,} of {counts['n_rollouts']:,} rollouts errored and count as failures"
+            )
+            verdict = replace(verdict, notes=[*verdict.notes, note])
         return verdict, keys
 
 
@@ -231,11 +240,12 @@ def _key(result: EvalResult, score: Score) -> str:
     return score_key(result.split, result.name, score.metric)
 
 
-def _untrained(arms: Arms, keys: Sequence[str]) -> Values | None:
-    """What the untrained model scored, if it was scored on the same benchmarks."""
+def _untrained(arms: Arms, keys: Sequence[str]) -> tuple[Values | None, list[EvalResult]]:
+    """What the untrained model scored, if it was scored on the same benchmarks, and the evaluations that say so."""
     for result in (result for results in arms.values() for result in results):
+        start = [found for found in result.extras.get("evals", []) if found.step == 0]
         try:
-            return _values([found for found in result.extras.get("evals", []) if found.step == 0], keys, {})
+            return _values(start, keys, {}), start
         except EvsysError:
             continue
-    return None
+    return None, []

@@ -25,8 +25,10 @@ from evsys_sdk.record.callbacks import CallbackList
 from evsys_sdk.record.journal import EXPERIMENT, Journal, RunJournal
 from evsys_sdk.record.log_stores import with_log_dir
 from evsys_sdk.record.run_record import RunRecord
+from evsys_sdk.redaction import redact_data
 from evsys_sdk.running.attempts import begin_or_resume, finished, refuse_other_data, stands_at
 from evsys_sdk.running.budget import Budget
+from evsys_sdk.running.checkpoint_names import Weights, checkpoint_path
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.leakage import audit_block
 from evsys_sdk.running.live import StoppableLogStore
@@ -189,20 +191,28 @@ class Workbench:
             backend=backend,
             seed=run.seed,
             max_steps=plan.max_steps,
-            start_from=run.model.load_checkpoint_path,
+            start_from=self._start_weights(),
             resume=self.resumed,
             extras={
                 "backend_handles": self.handles,
                 "backend_kind": run.backend.kind,
                 "model_name": run.model.name,
                 "run_name": run.name,
-                "run_config": plain(run),
+                "run_config": redact_data(plain(run)),
                 "tags": list(run.tags),
                 "load_rows": lambda data, place: audit_block(self, place, self.load(data, place, data_store)).rows,
+                "checkpoint_path": self._checkpoint,
                 "build_algorithm": lambda spec, place: self.parts.build(registry.algorithms, spec, place),
             },
         )
         return self.ctx
+
+    def _start_weights(self) -> str | None:
+        start = self.plan.run.model.load_checkpoint_path
+        return None if start is None else self._checkpoint(start, "state")
+
+    def _checkpoint(self, text: str, weights: Weights) -> str:
+        return checkpoint_path(text, weights, search_folders(source_of(self.plan.experiment)))
 
     def tidy(self, what: str, act: Callable[[], None]) -> None:
         """Clean up; what goes wrong here must not take back what the run has achieved, so it is a warning."""

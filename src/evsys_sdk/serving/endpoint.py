@@ -23,14 +23,19 @@ from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysError, close
 from evsys_sdk.protocols import Renderer, Turn
 from evsys_sdk.serving import http
 from evsys_sdk.serving.capture import Capture
+from evsys_sdk.serving.completions import CompletionReply, complete
+from evsys_sdk.serving.grammar import grammar_of
 from evsys_sdk.serving.http import Answer, ApiError, Request, json_answer
 from evsys_sdk.serving.replies import Choice, Reply
-from evsys_sdk.serving.request import ChatRequest, read_request
-from evsys_sdk.serving.tools import read_calls, shown, shows_tools
+from evsys_sdk.serving.request import ChatRequest, CompletionRequest, read_chat, read_completion
+from evsys_sdk.serving.tools import OPEN, read_calls, shown, shows_tools
 from evsys_sdk.surface import ModelInput, SampledSequence, SamplingClient, text_of
 
 _SESSION = re.compile(r"/session/([^/]+)(/.*)")
 DEFAULT_MAX_TOKENS = 1024
+DEFAULT_COMPLETION_TOKENS = 16
+"""Of /v1/completions, as OpenAI has it."""
+ROUTES = "/v1/chat/completions, /v1/completions, /v1/models and /health"
 IN_FLIGHT = 1024
 WORKERS = 4
 """Threads that read requests and write answers."""
@@ -79,6 +84,8 @@ class Endpoint:
         route = f"{request.method} {path.rstrip('/')}"
         if route == "POST /v1/chat/completions":
             return await self._chat(request, session)
+        if route == "POST /v1/completions":
+            return await self._complete(request, session)
         if route == "GET /health":
             return json_answer({"status": "ok", "models": list(self.models), "under_way": self._under_way})
         if route == "GET /v1/models":
@@ -87,7 +94,7 @@ class Endpoint:
             name = unquote(route.removeprefix("GET /v1/models/"))
             self._model(name)
             return json_answer(self._card(name))
-        raise ApiError(404, f"there is no {route}; there are /v1/chat/completions, /v1/models and /health")
+        raise ApiError(404, f"there is no {route}; there are {ROUTES}")
 
     def _card(self, name: str) -> dict[str, object]:
         model = self.models[name]
@@ -108,9 +115,10 @@ class Endpoint:
         return self.models[name]
 
     async def _chat(self, request: Request, session: str | None) -> Answer:
-        body, model, prompt = await self._in_worker(self._read_chat, request.body)
+        body, model, prompt, grammar = await self._in_worker(self._read_chat, request.body)
         session = session or request.headers.get("x-session-id") or body.session_id
-        sampling = body.sampling(self._room(model, prompt, body))
+        room = self._room(model, prompt, body.wanted_tokens or self._default_max_tokens, "messages")
+        sampling = body.sampling(room, grammar)
         with self._place(), self._told_of_failure(session):
             output = await model.sampler.sample(ModelInput.from_ints(prompt), body.n or 1, sampling)
             _check(output.sequences, body.n or 1)
@@ -122,10 +130,20 @@ class Endpoint:
         """On a thread: what takes long in a large request must not keep other callers waiting."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
 
-    def _read_chat(self, body: bytes) -> tuple[ChatRequest, ServedModel, list[int]]:
-        request = read_request(body)
+    def _read_chat(self, body: bytes) -> tuple[ChatRequest, ServedModel, list[int], str | None]:
+        request = read_chat(body)
         model = self._model(request.model)
-        return request, model, self._prompt(model, request)
+        return request, model, self._prompt(model, request), self._grammar(model, request)
+
+    def _grammar(self, model: ServedModel, request: ChatRequest) -> str | None:
+        """What the completion has to look like; a 400 where the sampler cannot be held to it."""
+        asked = "tool_choice" if request.forced_tools is not None else "response_format"
+        constrained = request.forced_tools is not None or request.answer_schema is not None
+        if constrained and not getattr(model.sampler, "takes_grammar", False):
+            said = f"{asked} cannot be honoured by this model's backend, which samples elsewhere: use the backend local"
+            hint = "use auto or none" if asked == "tool_choice" else "say it in the prompt"
+            raise ApiError(400, f"{said}, or {hint}", param=asked, code="unsupported_value")
+        return grammar_of(request) if constrained else None
 
     def _write_chat(
         self, model: ServedModel, body: ChatRequest, prompt: list[int], sequences: list[SampledSequence]
@@ -155,17 +173,16 @@ class Endpoint:
         except EvsysError as exc:
             raise ApiError(400, str(exc), param="messages") from exc
 
-    def _room(self, model: ServedModel, prompt: list[int], body: ChatRequest) -> int:
+    def _room(self, model: ServedModel, prompt: list[int], wanted: int, param: str) -> int:
         """Tokens that may be written: as many as asked for, and no more than fit."""
-        wanted = body.wanted_tokens or self._default_max_tokens
         if model.context_length is None:
             return min(wanted, MOST_TOKENS)
         if len(prompt) >= model.context_length:
             raise ApiError(
                 400,
-                f"This model's maximum context length is {model.context_length} tokens; the messages came to "
-                f"{len(prompt)}. Shorten them.",
-                param="messages",
+                f"This model's maximum context length is {model.context_length} tokens; the {param} came to "
+                f"{len(prompt)}. Shorten it.",
+                param=param,
                 code="context_length_exceeded",
             )
         return min(wanted, model.context_length - len(prompt))
@@ -195,20 +212,63 @@ class Endpoint:
             raise ApiError(status, f"the sampler failed: {message}") from exc
 
     def _choice(self, model: ServedModel, body: ChatRequest, sequence: SampledSequence) -> Choice:
-        content, calls = read_calls(text_of(sequence.tokens, model.renderer.tokenizer), body.offered_tools)
+        text = text_of(sequence.tokens, model.renderer.tokenizer)
+        # An answer in the form that was asked for may look like a call without tags, and is none.
+        is_answer = body.answer_schema is not None and body.forced_tools is None and not text.startswith(OPEN)
+        content, calls = (text, []) if is_answer else read_calls(text, body.offered_tools)
         return Choice(sequence=sequence, content=content, calls=calls)
 
-    def _remember(self, session: str | None, model: ServedModel, reply: Reply) -> None:
-        if self.capture is None or not session:
-            return
-        for choice in reply.choices:
-            turn = Turn(
-                prompt_tokens=reply.prompt,
-                completion_tokens=choice.sequence.tokens,
-                logprobs=choice.sequence.logprobs,
-                text=text_of(choice.sequence.tokens, model.renderer.tokenizer),
+    async def _complete(self, request: Request, session: str | None) -> Answer:
+        body, model, prompts = await self._in_worker(self._read_completion, request.body)
+        session = session or request.headers.get("x-session-id") or body.session_id
+        wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        rooms = [self._room(model, prompt, wanted, "prompt") for prompt in prompts]
+        with self._place(), self._told_of_failure(session):
+            found = await asyncio.gather(
+                *(complete(model.sampler, body, prompt, room) for prompt, room in zip(prompts, rooms, strict=True))
             )
-            self.capture.add(session, turn)
+        texts = [text for group in found for text in group]
+        _check([text.sequence for text in texts], len(prompts) * (body.n or 1))
+        reply = CompletionReply(
+            id=f"cmpl-{secrets.token_hex(12)}",
+            created=int(self._clock()),
+            request=body,
+            prompts=prompts,
+            completions=texts,
+            tokenizer=model.renderer.tokenizer,
+        )
+        answer = await self._in_worker(reply.answer)
+        for text in texts:
+            self._capture(session, model, text.prompt, text.sequence)
+        return answer
+
+    def _read_completion(self, body: bytes) -> tuple[CompletionRequest, ServedModel, list[list[int]]]:
+        request = read_completion(body)
+        model = self._model(request.model)
+        tokenizer = model.renderer.tokenizer
+        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts]
+        if not all(prompts):
+            raise ApiError(400, "prompt: it is empty; give at least one token", param="prompt")
+        size = getattr(tokenizer, "vocab_size", None)
+        wrong = [token for prompt in prompts for token in prompt if token < 0 or (size and token >= size)]
+        if wrong:
+            raise ApiError(400, f"prompt: {wrong[0]} is no token of this model, which has {size}", param="prompt")
+        return request, model, prompts
+
+    def _remember(self, session: str | None, model: ServedModel, reply: Reply) -> None:
+        for choice in reply.choices:
+            self._capture(session, model, reply.prompt, choice.sequence)
+
+    def _capture(self, session: str | None, model: ServedModel, prompt: list[int], written: SampledSequence) -> None:
+        if self.capture is None or not session or not written.tokens:
+            return
+        turn = Turn(
+            prompt_tokens=prompt,
+            completion_tokens=written.tokens,
+            logprobs=written.logprobs,
+            text=text_of(written.tokens, model.renderer.tokenizer),
+        )
+        self.capture.add(session, turn)
 
 
 def _split_session(path: str) -> tuple[str | None, str]:

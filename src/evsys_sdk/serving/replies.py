@@ -19,7 +19,7 @@ from evsys_sdk.surface import SampledSequence, Tokenizer
 
 IMPOSSIBLE = -9999.0
 """The log probability of what cannot be, as OpenAI and vLLM write it: JSON has no infinity."""
-_WORDS = re.compile(r"\s*\S+\s*|\s+")
+WORDS = re.compile(r"\s*\S+\s*|\s+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Reply:
         for index, choice in enumerate(self.choices):
             first = {"role": "assistant", "content": ""}
             yield self._chunk(index, first, **self._details(choice)) | (self._prompt_ids() if index == 0 else {})
-            for piece in _WORDS.findall(choice.content):
+            for piece in WORDS.findall(choice.content):
                 yield self._chunk(index, {"content": piece})
             for number, call in enumerate(choice.calls):
                 yield self._chunk(index, {"tool_calls": [{"index": number, **call.as_dict()}]})

@@ -18,7 +18,7 @@ from evsys_sdk.data_types import content_text, with_tools
 from evsys_sdk.protocols import Renderer
 from evsys_sdk.surface import Messages
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _PROBE = "evsys_probe"
 _DESCRIPTION = """# Tools
 
@@ -105,11 +105,11 @@ def read_calls(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[Call]]
     rest: list[str] = []
     end = 0
     # Searched for rather than matched: a pattern with `.*?` takes quadratic time on a long run of spaces.
-    while (begin := text.find(_OPEN, end)) >= 0:
+    while (begin := text.find(OPEN, end)) >= 0:
         rest.append(text[end:begin])
-        closed = text.find(_CLOSE, begin)
-        inside = text[begin + len(_OPEN) : closed if closed >= 0 else len(text)]  # the last one may be left open
-        end = closed + len(_CLOSE) if closed >= 0 else len(text)
+        closed = text.find(CLOSE, begin)
+        inside = text[begin + len(OPEN) : closed if closed >= 0 else len(text)]  # the last one may be left open
+        end = closed + len(CLOSE) if closed >= 0 else len(text)
         found = _calls_in(parsed_json(inside.strip()))
         calls.extend(found)
         if not found:

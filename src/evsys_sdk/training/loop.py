@@ -69,12 +69,27 @@ class LoopPlan:
     grad_accumulation: int = 1
     """Forward/backward calls that one batch is split into."""
     max_grad_norm: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
     save_every: int | None = None
     save_at: frozenset[int] = frozenset()
     """Steps to keep the weights of, beside those."""
     best_by: str | None = None
     """The in-loop score that says which evaluated checkpoint is the best one."""
     best_mode: Literal["max", "min"] = "max"
+
+    def adam(self, step: int) -> AdamParams:
+        """The optimiser's settings of a step."""
+        return AdamParams(
+            learning_rate=self.learning_rate(step),
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            grad_clip_norm=self.max_grad_norm,
+        )
 
     def saves(self, step: int) -> bool:
         return step in self.save_at or bool(self.save_every and step % self.save_every == 0)
@@ -227,7 +242,7 @@ class TrainingLoop:
         batch = await self.builder.build_batch(step)
         refuse_unsupported(batch, self.service.capabilities)
         self.weights.changed = True
-        adam = AdamParams(learning_rate=plan.learning_rate(step), grad_clip_norm=plan.max_grad_norm)
+        adam = plan.adam(step)
         outputs, optim = await _train(self.client, batch, adam, plan.grad_accumulation)
         metrics = learning_metrics(batch, outputs, optim, adam) | speed_metrics(batch, self.clock() - began)
         metrics = {**batch.metrics, **self.builder.step_metrics(step, batch, outputs), **metrics}

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from evsys_sdk.jsonl import encode_row
+from evsys_sdk.jsonl import encode_record
 from evsys_sdk.protocols import Rollout
+from evsys_sdk.redaction import redact_rollout
 
 FILE = Path("logs") / "training" / "rollouts.jsonl"
 
@@ -24,8 +25,8 @@ def log_rollouts(run_dir: Path, step: int, rollouts: list[Rollout], *, limit: in
     path = run_dir / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
-        encode_row({"step": step, "stage": stage, "completion": rollout.completion, **asdict(rollout)})
-        for rollout in rollouts[:limit]
+        encode_record({"step": step, "stage": stage, "completion": rollout.completion, **told})
+        for rollout, told in ((one, redact_rollout(asdict(one))) for one in rollouts[:limit])
     ]
     with open(path, "ab") as handle:
         handle.write(b"".join(lines))

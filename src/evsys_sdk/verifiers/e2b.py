@@ -48,9 +48,13 @@ class SandboxTests:
 
     class Config(Params):
         dockerfile: str
+        """Of the environment in which the tests run."""
         test_sh: str = Field(min_length=1)
+        """The script whose exit code decides."""
         test_state_py: str = ""
+        """A file that the script may use."""
         timeout_seconds: float = Field(default=120.0, gt=0)
+        """Of the whole verification."""
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)

@@ -62,8 +62,11 @@ class LLMJudge:
         judge_model: str = Field(min_length=1)
         """`claude-...`, `gpt-...`, `gemini-...`, or `<inference kind>/<model>`, or the inference kind alone."""
         rubric: str = Field(min_length=1)
+        """What the judge is told to look at."""
         max_tokens: int = Field(default=1024, ge=1)
+        """Of the judge's answer."""
         temperature: float = Field(default=0.0, ge=0)
+        """Of the judge's answer."""
         attempts: int = Field(default=3, ge=1)
         """Questions asked before a reply that cannot be read is an error."""
         client: dict[str, Any] = Field(default_factory=dict)

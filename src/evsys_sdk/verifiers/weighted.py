@@ -20,6 +20,7 @@ class Part(Params):
     """One verifier and how much it counts."""
 
     fn_name: str = Field(min_length=1)
+    """The name of the verifier."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Weights need not add up to 1; the reward is divided by their sum."""
     expected: Any = None
@@ -33,6 +34,7 @@ class Weighted:
 
     class Config(Params):
         parts: list[Part] = Field(min_length=1)
+        """Verifiers and the weight of each."""
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)

@@ -167,3 +167,54 @@ def test_checkpoints_fall_exactly_on_the_asked_parts(tmp_path, fractions, steps)
 def test_what_cannot_be_kept_is_refused(bad):
     with pytest.raises(ValueError, match=r"save_at_fractions|best_by"):
         Parrot(max_steps=8, **bad)
+
+
+ADAM = {"adam_beta1": 0.5, "adam_beta2": 0.6, "adam_eps": 0.001, "weight_decay": 0.25, "max_grad_norm": 2.0}
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_the_optimisers_settings_come_from_the_params(tmp_path, kind):
+    from evsys_sdk.registry import algorithms
+    from evsys_sdk.surface import AdamParams
+    from evsys_sdk.testing import RecordingBackend, training_context
+
+    pytest.importorskip("torch")
+    chat = [{"role": "user", "content": "hi"}]
+    rows = [{"messages": [*chat, {"role": "assistant", "content": "ho"}]}]
+    if kind == "dpo":
+        rows = [{"messages": chat, "chosen": "ho", "rejected": "no"}]
+    book = RecordingBackend()
+    params = {"max_steps": 2, "learning_rate": 0.01, **ADAM}
+    algorithms.build(kind, params).train(training_context(tmp_path, rows, backend=book))
+    steps = [event.args[0] for event in book.events if event.call == "optim_step" and event.what == "submitted"]
+    wanted = AdamParams(learning_rate=0.01, beta1=0.5, beta2=0.6, eps=0.001, weight_decay=0.25, grad_clip_norm=2.0)
+    assert steps == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("adam_beta1", 1.0), ("adam_beta2", -0.1), ("adam_eps", 0), ("weight_decay", -1),
+        ("adam_eps", float("inf")), ("weight_decay", float("nan")), ("max_grad_norm", float("inf")),
+        ("learning_rate", float("inf")),
+    ],
+)  # fmt: skip
+def test_settings_that_would_spoil_the_weights_are_refused(name, value):
+    from pydantic import ValidationError
+
+    from evsys_sdk.algorithms.base import LoopParams
+
+    with pytest.raises(ValidationError, match=name):
+        LoopParams(**{name: value})
+
+
+def test_every_algorithm_that_trains_in_steps_has_the_settings_in_its_schema():
+    from evsys_sdk.algorithms.base import BaseAlgorithm
+    from evsys_sdk.registry import algorithms, list_algorithms
+
+    stepped = [name for name in list_algorithms() if issubclass(algorithms.get(name), BaseAlgorithm)]
+    assert {"sft", "rl", "dpo", "distill", "sdft", "local_sft", "local_rl"} <= set(stepped)
+    for name in stepped:
+        known = algorithms.schema(name)["properties"]
+        assert known["adam_beta1"]["exclusiveMaximum"] == 1 and known["weight_decay"]["minimum"] == 0
+        assert known["adam_eps"]["exclusiveMinimum"] == 0

@@ -361,3 +361,21 @@ def test_a_sampler_over_its_weights_samples(trained):
         return await sampler.sample(ModelInput.from_ints([1, 2, 3]), 2, SamplingParams(max_tokens=4, seed=1))
 
     assert len(asyncio.run(sample()).sequences) == 2
+
+
+def test_trls_optimiser_has_the_algorithms_own_settings(tmp_path):
+    from types import SimpleNamespace
+
+    recipe = LocalSFT(max_steps=1, adam_beta1=0.5, adam_beta2=0.6, adam_eps=0.001, weight_decay=0.25)
+    recipe.steps_per_epoch = lambda: 1
+    plan = recipe._plan(SimpleNamespace(max_steps=None))
+    copy = SimpleNamespace(
+        model=SimpleNamespace(device="cpu"), engine=SimpleNamespace(info=SimpleNamespace(dtype="float32"))
+    )
+    made = recipe._settings(plan, tmp_path, 0, copy)
+    assert (made["adam_beta1"], made["adam_beta2"], made["adam_epsilon"], made["weight_decay"]) == (
+        0.5,
+        0.6,
+        0.001,
+        0.25,
+    )

@@ -423,3 +423,19 @@ def test_mock_rl_is_rl_on_the_mock_and_runs_nowhere_else(tmp_path):
     ):
         MockRL(max_steps=1).train(_context(tmp_path, backend=Elsewhere()))
     assert algorithms.get("rl") is RL and algorithms.get("mock_rl") is MockRL
+
+
+def test_retries_and_places_of_rollouts_are_settings(tmp_path):
+    made = []
+
+    class Engine(InProcessRolloutEngine):
+        def limited(self, **limits):
+            made.append(limits)
+            return super().limited(**limits)
+
+    RL(max_steps=1, num_samples=2, n_concurrent=3, max_attempts=2, max_tokens=2).train(
+        _context(tmp_path, rollouts=Engine())
+    )
+    assert made == [{"concurrency": 3, "max_attempts": 2}]
+    with pytest.raises(BackendError, match="takes no max_attempts"):
+        RL(max_steps=1, num_samples=2, max_attempts=2).train(_context(tmp_path / "other", rollouts=Scripted(1.0, 0.0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import json
 import socket
 import struct
 import threading
@@ -22,6 +23,7 @@ pytest.importorskip("tinker", reason="needs the extra tinker")
 from evsys_engine.server import background_server
 from evsys_engine.server.run import Address
 from evsys_sdk.backends.tinker import TinkerBackend
+from evsys_sdk.cli.main import main
 from evsys_sdk.config.models import ModelConfig
 from evsys_sdk.errors import BackendUnavailable
 from evsys_sdk.surface import AdamParams, Datum, ModelInput, SamplingParams, TensorData
@@ -290,3 +292,31 @@ async def test_after_a_restart_the_run_goes_on_from_its_checkpoint(tiny_engine, 
         await _steps(service, client, 2)
         assert (await client.forward_backward([_datum(service)], "cross_entropy")).logprobs == uninterrupted
         service.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "only"),
+    [
+        (Status(503), "asample"),
+        (Status(429), "asample"),
+        (DROP, "asample"),
+        (Status(500), "retrieve_future"),
+        (Status(503), None),
+        (DROP, None),
+    ],
+    ids=str,
+)
+def test_eval_model_makes_each_call_as_often_as_max_attempts_says(front, tinker_server, tmp_path, fault, only):
+    proxy = front(tinker_server.url)
+    proxy.always, proxy.only = fault, only
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"query": "say {w}", "answer": "{w}"}}\n' for w in ("a", "b")))
+    (tmp_path / "aliases.json").write_text("{}")
+    words = ["--dataset", tmp_path / "rows.jsonl", "--aliases", tmp_path / "aliases.json", "--max-tokens", 4]
+    words += ["--inference-kind", "tinker", "--model-name", "tiny-random", "--set", f"base_url={proxy.url}"]
+    code = main(["eval", "model", *map(str, words), "--max-attempts", "2", "--output-dir", str(tmp_path / "out")])
+    if only is None:
+        assert code == 1 and proxy.seen == {"get_server_capabilities": 2}
+        return
+    report = json.loads((tmp_path / "out/retry_report.json").read_text())
+    assert code == 2 and proxy.seen["asample"] == 4, "two rows, two tries each"
+    assert report["total_retries"] == 2 and [failure["attempts"] for failure in report["failures"]] == [2, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.errors import BackendError, Cancelled, EvsysAuthError, EvsysError
+from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled, EvsysAuthError, EvsysError
 from evsys_sdk.eval import RetryFailure, RetryReport, acall_with_retry, call_with_retry
 
 
@@ -78,3 +78,14 @@ def test_a_report_survives_json():
 def test_no_tries_at_all_is_refused():
     with pytest.raises(EvsysError, match="at least 1"):
         call_with_retry(Flaky(0), max_attempts=0)
+
+
+def test_what_the_client_has_retried_itself_is_not_tried_again():
+    tries, report = [], RetryReport()
+
+    def call():
+        tries.append(1)
+        raise BackendUnavailable("the provider did not answer in 6 tries")
+
+    assert call_with_retry(call, key="row 1", max_attempts=3, report=report, sleep=lambda seconds: None) is None
+    assert len(tries) == 1 and report.failures[0].attempts == 1 and "6 tries" in report.failures[0].error

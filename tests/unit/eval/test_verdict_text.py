@@ -27,7 +27,7 @@ def test_a_proven_winner_is_named_with_its_effect():
         "Best arm by pass@1: good, 58.0 points above base (95 % CI 45.5 to 68.2; p < 0.001, Holm-corrected). "
         "One seed per arm: the interval covers the tasks, not training variance. Use n_repeats: 3."
     )
-    assert shown.splitlines()[1].startswith("good scored 0.") and ", the highest of 2 arms; 0." in shown
+    assert shown.splitlines()[1].startswith("good scored 0.") and ", the highest of 2 scored arms; 0." in shown
     assert "] expected on new tasks (corrected for selection)." in shown and "Note:" not in shown
 
 
@@ -90,7 +90,7 @@ def test_errors_stand_beside_the_score_and_many_come_first():
     many = replace(arm("many", 0.62, 5), n_rollouts=60, n_errors=20, first_error="connection\nrefused")
     lines = text(few, many).splitlines()
     assert lines[0] == (
-        "Warning: 20 of 60 rollouts errored in many (33%; first error: connection refused) and count as failures. "
+        "Warning: 20 of 60 rollouts errored in many (33 %; first error: connection refused) and count as failures. "
         "Fix the cause before trusting its score."
     )
     assert lines[1].startswith("No best arm by pass@1: ")
@@ -122,7 +122,7 @@ def test_an_arm_with_one_seed_left_is_not_called_best_without_it():
 
 def test_counts_of_arms_agree_with_the_table():
     shown = text(arm("base", 0.4, 0), arm("good", 0.9, 1), ArmScores(arm="lost", failed={1: "x"}))
-    assert ", the highest of the 2 scored arms; " in shown
+    assert ", the highest of 2 scored arms; " in shown
 
 
 def test_without_a_scored_baseline_the_others_are_compared_and_it_is_said():
@@ -167,7 +167,7 @@ def test_seeds_without_a_score_are_counted():
 def test_a_search_tells_who_is_on_top_and_of_no_baseline():
     shown = text(arm("t0", 0.5, 0), arm("t1", 0.7, 1), searched=True)
     assert shown.startswith("t1 scored 0.") and "baseline" not in shown
-    assert ", the highest of 2 arms; " in shown and "One seed per arm: " in shown.splitlines()[0]
+    assert ", the highest of 2 scored arms; " in shown and "One seed per arm: " in shown.splitlines()[0]
     lost = text(ArmScores(arm="t0", failed={1: "x"}), ArmScores(arm="t1", failed={1: "x"}), searched=True)
     assert lost.startswith("No best arm by pass@1: no arm has a score.")
 

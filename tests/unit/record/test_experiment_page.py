@@ -309,3 +309,10 @@ def test_a_hypothesis_in_words_is_answered_with_the_numbers(tmp_path: Path) -> N
     lines = page(tmp_path, conclusion=conclusion)
     start = lines.index("## Hypothesis")
     assert lines[start + 2 : start + 6] == ["it helps", "a lot", "", "It is in words; measured: 3 points."]
+
+
+def test_arms_that_score_the_same_everywhere_have_no_highest(tmp_path: Path) -> None:
+    conclusion = facts(tmp_path).conclusion
+    conclusion.findings.data["verdict"] = verdict_data(**{"base": 0.0, "new|er": 0.0})
+    text = "\n".join(page(tmp_path, conclusion=conclusion))
+    assert "The highest of" not in text and "| 40 | the same on every task |" in text

@@ -835,3 +835,12 @@ def test_no_section_is_starved_by_another():
     kept = fit([long, short], 60, lambda found: "\n".join(line for section in found for line in section.lines))
     assert kept[1].lines == short.lines and 0 < len(kept[0].lines) < 100
     assert kept[0].left_out == 100 - len(kept[0].lines)
+
+
+def test_arms_that_all_score_the_same_are_no_undecided_question(outputs):
+    judged = {"constant": 0.0, "arms": [{"arm": "a"}, {"arm": "b", "verdict": "undecided"}]}
+    history = history_of(outputs, record("zero", arm("a", 0.0, lr=1), arm("b", 0.0, lr=2), verdict=judged))
+    text = context_text(history, 4000)
+    assert "zero: every arm scored 0.000 on every task: check the answers and the verifier" in text
+    assert "undecided" not in text and history.entries[0].digest.constant == 0.0
+    assert digest_of(record("one", arm("a", 0.0), verdict={"constant": 0.0})).constant is None

@@ -8,7 +8,7 @@ import pytest
 
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, LLMJudgeVerifier
-from evsys_sdk.errors import BackendError, Cancelled
+from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled
 from evsys_sdk.registry import register_verifier, verifiers
 from evsys_sdk.rollout.engine import InProcessRolloutEngine, refusal
 from evsys_sdk.surface import SampledSequence, SampleOutput, SamplingParams
@@ -224,3 +224,37 @@ async def test_seconds_are_taken_from_the_clock_that_was_handed_in():
     ticks = iter([10.0, 12.5])
     [[rollout]] = await roll([task()], Model(), clock=lambda: next(ticks))
     assert rollout.seconds == 2.5
+
+
+class Lost(Model):
+    """A sampler whose calls are all lost."""
+
+    def __init__(self, failure):
+        super().__init__()
+        self.failure = failure
+
+    async def sample(self, prompt, num_samples, sampling_params, **options):
+        self.calls.append(prompt.to_ints())
+        raise self.failure
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 5])
+async def test_a_lost_call_is_made_as_often_as_max_attempts_says(max_attempts):
+    sampler, engine = Lost(ConnectionError("gone")), InProcessRolloutEngine(sleep=no_sleep)
+    limited = engine.limited(max_attempts=max_attempts)
+    [[rollout]] = await limited.roll_out([task()], sampler=sampler, renderer=RENDERER, sampling=SamplingParams(seed=1))
+    assert rollout.status == "infra_error" and len(sampler.calls) == max_attempts
+    assert limited._slots is engine._slots and engine.limited() is engine, "only what is asked for is its own"
+
+
+async def test_what_another_layer_has_retried_is_not_tried_again():
+    sampler = Lost(BackendUnavailable("the server has failed for 300 s"))
+    [[rollout]] = await roll([task()], sampler)
+    assert rollout.status == "infra_error" and len(sampler.calls) == 1
+
+
+async def test_an_engine_with_places_of_its_own_does_not_take_the_others():
+    engine = InProcessRolloutEngine(sleep=no_sleep)
+    limited = engine.limited(concurrency=2)
+    assert (limited.concurrency, engine.concurrency) == (2, 64) and limited._slots is not engine._slots
+    assert limited.patience is engine.patience

@@ -250,7 +250,7 @@ def test_test_scores_are_paired_and_ranked_only_where_both_allow_it(tmp_path, al
     [judged] = compared(tmp_path, "a", "b").verdicts
     assert judged.verdict.arms[1].vs_baseline.difference == pytest.approx(0.6)
     lines = "\n".join(verdict_lines(judged.verdict))
-    assert ("Best arm" in lines, "the highest of 2 arms" in lines, "test scores do not select" in lines) == (
+    assert ("Best arm" in lines, "the highest of 2 scored arms" in lines, "test scores do not select" in lines) == (
         allowed, allowed, not allowed
     )  # fmt: skip
 

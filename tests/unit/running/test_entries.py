@@ -82,6 +82,7 @@ def test_an_entry_that_fits_has_no_problems(tmp_path):
     ("entry", "said"),
     [
         ({"n_concurrent": 0}, "n_concurrent"),
+        ({"max_attempts": 0}, "max_attempts"),
         ({"agent_params": {"a": 1}}, "agent_params are those of an agent: set agent_import_path too"),
         ({"models": ["openai/a"], "agent_import_path": "chat"}, "give them an entry of their own"),
         (
@@ -256,7 +257,7 @@ def test_every_key_of_an_entry_is_read_and_the_template_is_left_unread_where_the
     suite(tmp_path / "suite")
     entry = {
         "split": "val", "run_every": 1, "metrics": ["pass@2"], "num_samples": 2, "max_tokens": 8, "temperature": 0.5,
-        "limit": 2, "breakdown_keys": ["k"], "baseline": True, "engine": "harbor", "n_concurrent": 2,
+        "limit": 2, "breakdown_keys": ["k"], "baseline": True, "engine": "harbor", "n_concurrent": 2, "max_attempts": 2,
         "agent_import_path": "chat", "agent_params": {"max_turns": 1}, "chat_template": "{{ messages[0].content }}",
     }  # fmt: skip
     result = Experiment(config(tmp_path, entry)).run()

@@ -102,7 +102,7 @@ def test_the_trials_of_a_search_have_no_baseline():
     found = judge_experiment(arms, Metadata(success_metric=success, hypothesis=prediction), searched=True)
     assert found.best_arm == "t1" and found.data["verdict"]["baseline_arm"] is None
     assert found.data["hypothesis_result"]["vs"] == "untrained" and found.lines[0].startswith("The hypothesis is supp")
-    assert found.lines[1].startswith("t1 scored 0.750, the highest of 2 arms; ") and "baseline" not in " ".join(
+    assert found.lines[1].startswith("t1 scored 0.750, the highest of 2 scored arms; ") and "baseline" not in " ".join(
         found.lines
     )
 
@@ -261,7 +261,9 @@ def test_errored_rollouts_are_counted_beside_the_scores_of_the_final_weights():
     base, other = found.data["verdict"]["arms"]
     assert (base["n_rollouts"], base["n_errors"]) == (100, 0)
     assert (other["n_rollouts"], other["n_errors"], other["first_error"]) == (100, 20, "no server")
-    assert found.lines[0].startswith("Warning: 20 of 100 rollouts errored in broken (20%; first error: no server)")
+    assert found.lines[0].startswith("Warning: 20 of 100 rollouts errored in broken (20 %; first error: no server)")
+    start = _judged({"a": [_run(broken([0] * 100, 3, step=0), _eval(HIGH))]})
+    assert start.lines[-1] == "Note: untrained: 3 of 100 rollouts errored and count as failures."
 
 
 def test_without_a_scored_baseline_the_command_that_names_another_is_told():

@@ -29,6 +29,7 @@ class Shuffle(BuiltIn):
 
     class Config(Params):
         seed: int = 0
+        """Of the draw."""
 
     def __call__(self, rows: list[Row]) -> list[Row]:
         return [rows[index] for index in _shuffled(len(rows), self.cfg.seed)]
@@ -44,7 +45,9 @@ class Sample(BuiltIn):
         n: int | None = Field(default=None, ge=1)
         """Asking for more rows than there are is an error."""
         fraction: float | None = Field(default=None, gt=0, le=1)
+        """The part of the rows that stays."""
         seed: int = 0
+        """Of the draw."""
 
         @model_validator(mode="after")
         def _one_size(self) -> Sample.Config:
@@ -84,6 +87,7 @@ class Split(RowByRow):
         fractions: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: {"train": 0.9, "val": 0.1})
         """Part -> share of the rows; they add up to 1. The order in which they are written does not matter."""
         seed: int = 0
+        """Of the draw."""
         key: Name | None = None
         """Rows with the same value here stay together."""
 

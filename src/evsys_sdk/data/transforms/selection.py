@@ -62,19 +62,26 @@ class Filter(RowByRow):
         key: Name
         """A column, or a dotted path."""
         equals: Any = None
+        """Keep rows whose value is this."""
         not_equals: Any = None
+        """Keep rows whose value is another."""
         in_: list[Any] | None = Field(default=None, alias="in")
         not_in: list[Any] | None = None
+        """Keep rows whose value is none of these."""
         min: float | None = None
+        """Keep rows whose value is at least this."""
         max: float | None = None
+        """Keep rows whose value is at most this."""
         min_length: int | None = Field(default=None, ge=0)
         """Characters of a text, items of a list."""
         max_length: int | None = Field(default=None, ge=0)
+        """Keep rows whose text or list is at most this long."""
         contains: Any = None
         """A part of a text, an item of a list, a key of a mapping."""
         regex: str | None = None
         """Found anywhere in a text, as Python's `re.search` does."""
         exists: bool | None = None
+        """Keep rows that have (or lack) the value."""
 
         @field_validator("regex")
         @classmethod

@@ -45,6 +45,7 @@ class ToHarborTask(RowByRow):
         fn_name: Name = "exact_match"
         """The verifier function that compares answer and expectation."""
         verifier_params: JsonDict = Field(default_factory=dict)
+        """Params of the verifier."""
         task_id_key: Name | None = None
         """The column with the task's id; by default the id follows from the content."""
 
