@@ -3,18 +3,33 @@
 In: its value, and how much of it comes from which tasks and which seeds there were. Out: an `Estimate`: its standard
 error, intervals and p-values.
 
-The variance of a mean has a part over tasks, known from many of them, and a part over seeds, known from few. Student's
-quantiles of the two are averaged by their parts of the variance (Cochran 1964). Satterthwaite's degrees of freedom
-take the parts for known; with two or three seeds they are not, and his intervals come out too short.
+The variance of a mean has a part over tasks, known from many of them, and a part over seeds, known from few. What the
+few seeds leave open is averaged over: p is the mean, over the values that the seeds' true variance may have given what
+was seen of it (scaled inverse chi-squared, never below the noise of single values, which is known well), of the p that
+each would give. That is a generalised p-value (Tsui and Weerahandi 1989); with seeds alone it is Student's t with
+Welch's degrees of freedom, with tasks alone Student's t over tasks. Averaging Student's quantiles by the observed parts
+of the variance (Cochran 1964), as was done before, takes seeds that agree by chance for seeds that do not matter: with
+two seeds 1.2 % of p-values were below 0.001.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 from evsys_sdk.eval.statistics import LEVEL, Interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+NODES, POWER = 64, 4
+"""Of the integral over the seeds' variance: with these, Student's t with 1 to 20 degrees of freedom comes out within 1
+part in 30,000 for p from 1e-6 up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +64,19 @@ class Estimate:
         error = math.sqrt(self.variance)
         return error if error > 1e-12 * abs(self.value) else None
 
-    @property
-    def seed_share(self) -> float:
-        """How much of the variance counts as known from the seeds only.
-
-        None of it while the runs scatter no more than noise makes them, all of `seed_scatter` when they clearly do; the
-        fewer seeds there are, the sooner, as they may well agree by chance.
-        """
-        if not self.seed_degrees or self.seed_scatter <= 0.0:
-            return 0.0
-        times = self.seed_scatter / self.seed_noise if self.seed_noise > 0.0 else math.inf
-        shown = (times - 1.5 * (1 - 1 / self.seed_degrees)) / 0.5
-        return min(max(shown, 0.0), 1.0) * self.seed_scatter / self.variance
-
     def critical(self, tail: float) -> float:
         """How many standard errors are exceeded with this chance, on one side."""
-        share = self.seed_share
-        of_tasks = -quantile(tail, self.task_degrees) if share < 1.0 else 0.0
-        return (1 - share) * of_tasks + (share * -quantile(tail, self.seed_degrees) if share else 0.0)
+        error = self.error
+        if error is None or not self._seeds_count:
+            return -quantile(tail, self.task_degrees)
+        if self._only_seeds:
+            return -quantile(tail, self.seed_degrees)
+        # Halved on the logarithm: with two seeds the chance falls off as slowly as Cauchy's.
+        low, high = math.log(error) - 20.0, math.log(error) + 60.0
+        while high - low > 1e-10:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.beyond(math.exp(middle)) > tail else (low, middle)
+        return math.exp(high) / error
 
     def interval(self, level: float = LEVEL) -> Interval | None:
         if self.error is None:
@@ -77,31 +87,50 @@ class Estimate:
 
     def p_value(self) -> float | None:
         """That a difference this large comes about when there is none; two-sided."""
-        return None if self.error is None else min(1.0, 2 * self._beyond(abs(self.centre)))
+        return None if self.error is None else min(1.0, 2 * self.beyond(abs(self.centre)))
 
     def p_equivalent(self, margin: float) -> float | None:
         """That it looks this small when it is at least `margin`: the larger of two one-sided tests (Schuirmann)."""
-        return None if self.error is None else self._beyond(margin - abs(self.centre))
+        return None if self.error is None else self.beyond(margin - abs(self.centre))
 
-    def _beyond(self, distance: float) -> float:
+    def beyond(self, distance: float) -> float:
         """Chance of an error above `distance`; the inverse of `critical`."""
         assert self.error is not None
         if distance < 0:
-            return 1.0 - self._beyond(-distance)
-        times, share = distance / self.error, self.seed_share
-        if share in (0.0, 1.0):
-            return tail(times, self.seed_degrees if share else self.task_degrees)
-        ends = tail(times, self.task_degrees), tail(times, self.seed_degrees)
-        return _crossing(self.critical, times, min(ends), max(ends))
+            return 1.0 - self.beyond(-distance)
+        if not self._seeds_count:
+            return tail(distance / self.error, self.task_degrees)
+        if self._only_seeds:
+            return tail(distance / self.error, self.seed_degrees)
+        import numpy as np
+        from scipy.special import stdtr
+
+        chi_squared, weights = _seed_draws(round(self.seed_degrees, 6))
+        of_seeds = np.maximum(self.seed_degrees * self.seed_scatter / chi_squared, self.seed_noise)
+        variance = of_seeds + max(self.task_variance - self.seed_noise, 0.0)
+        # Where the seeds make most of the variance, how well that of the tasks is known matters less (Satterthwaite).
+        degrees = np.minimum(self.task_degrees * (variance / max(self.task_variance, 1e-300)) ** 2, 1e6)
+        return float(weights @ stdtr(degrees, -distance / np.sqrt(variance)))
+
+    @property
+    def _seeds_count(self) -> bool:
+        return bool(self.seed_degrees) and (self.seed_scatter > 0.0 or self.seed_noise > 0.0)
+
+    @property
+    def _only_seeds(self) -> bool:
+        return self.task_variance <= 0.0 and self.seed_noise <= 0.0
 
 
-def _crossing(falling: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Where between low and high a falling function meets its target; chances are halved on their logarithm."""
-    low = max(low, 1e-300)
-    while high > low * (1 + 1e-12):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if falling(middle) > target else (low, middle)
-    return high
+@cache
+def _seed_draws(degrees: float) -> tuple[Array, Array]:
+    """Values of chi-squared, and their weights, that stand for its distribution: close together where it is small, as
+    the rare values that make the seeds' variance large decide about small p-values."""
+    import numpy as np
+    from scipy.special import gammaincinv
+
+    places, weights = np.polynomial.legendre.leggauss(NODES)
+    places, weights = (places + 1) / 2, weights / 2
+    return 2 * gammaincinv(degrees / 2, places**POWER), weights * POWER * places ** (POWER - 1)
 
 
 def quantile(probability: float, degrees: float) -> float:

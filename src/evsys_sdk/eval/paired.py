@@ -90,7 +90,7 @@ def arm_mean(values: Array, pooled: SeedSpread | None = None) -> Estimate:
     """
     if values.shape[1] == 1:
         return _over_runs([values], float(values.mean()))
-    return _estimate(values.mean(axis=0), _seed_parts([values], pooled if len(values) > 1 else None))
+    return _estimate(values.mean(axis=0), _seed_parts([values], pooled if len(values) > 1 else None, lend_to_two=True))
 
 
 def interval_of_run(values: Sequence[float], *, share: bool, level: float = LEVEL) -> Interval | None:
@@ -130,15 +130,19 @@ def worth_in_answers(values: Array, estimate: Estimate, level: float = LEVEL) ->
     return worth * (quantile((1 + level) / 2, math.inf) / estimate.critical((1 - level) / 2)) ** 2
 
 
-def _seed_parts(arms: list[Array], pooled: SeedSpread | None) -> _SeedParts:
-    """The spread of each arm's seeds with its weight in the mean; nothing where no spread is known."""
+def _seed_parts(arms: list[Array], pooled: SeedSpread | None, *, lend_to_two: bool = False) -> _SeedParts:
+    """The spread of each arm's seeds with its weight in the mean; nothing where no spread is known. An arm with one
+    seed borrows the spread of all arms, one with two only where `lend_to_two` says so."""
     own = [(seed_spread(values), 1 / len(values)) for values in arms]
     pooled = pooled or pooled_spread(spread for spread, _ in own)
     if pooled is None:
         return _SeedParts()
+    # Between arms, two seeds speak for themselves: lent the calm of the others, an arm that scatters ten times as much
+    # and agrees by chance made 10 % false verdicts, and a test whether it stands out cannot see that.
+    lends = [spread is None or (lend_to_two and borrows(spread, pooled)) for spread, _ in own]
     return _SeedParts(
-        own=[(spread, weight) for spread, weight in own if spread and not borrows(spread, pooled)],
-        loans=[(borrowed(spread, pooled), weight) for spread, weight in own if borrows(spread, pooled)],
+        own=[(spread, weight) for (spread, weight), lent in zip(own, lends, strict=True) if spread and not lent],
+        loans=[(borrowed(spread, pooled), weight) for (spread, weight), lent in zip(own, lends, strict=True) if lent],
     )
 
 

@@ -58,10 +58,10 @@ def is_settled(question: Question, *, tasks: int | None = None, times: float = 1
     if plan.error is None:
         return False
     gap, spare = abs(found.value), question.margin - abs(found.value)
-    slack = quantile(POWER, math.inf)
-    return (
-        gap >= (plan.critical(question.alpha / 2) + slack) * plan.error
-        or spare >= (plan.critical(question.alpha) + slack) * plan.error
+    slack = quantile(POWER, math.inf) * plan.error
+    # A distance is at least `critical(alpha)` standard errors where the chance to be beyond it is at most alpha.
+    return (gap > slack and plan.beyond(gap - slack) <= question.alpha / 2) or (
+        spare > slack and plan.beyond(spare - slack) <= question.alpha
     )
 
 

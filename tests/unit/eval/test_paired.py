@@ -169,7 +169,9 @@ def true_mean(seed_effect):
         (3, 30, 0.3), (5, 100, 0.3),
     ],
 )  # fmt: skip
-def test_between_93_and_97_of_100_intervals_hold_the_truth(seeds, tasks, seed_effect):
+def test_at_least_93_of_100_intervals_hold_the_truth_and_at_most_97_where_seeds_are_many_or_none(
+    seeds, tasks, seed_effect
+):
     chance, repeats, truth = np.random.default_rng(7), 1000, true_mean(seed_effect)
     hits = np.zeros(2)
     for _ in range(repeats):
@@ -178,7 +180,9 @@ def test_between_93_and_97_of_100_intervals_hold_the_truth(seeds, tasks, seed_ef
         pair = difference(values[0], values[1], unit=True, pooled=pooled).interval()
         arm = arm_interval(values[0], arm_mean(values[0], pooled), unit=True)
         hits += [pair[0] <= 0.0 <= pair[1], arm[0] <= truth <= arm[1]]
-    assert (hits / repeats).min() >= 0.93 and (hits / repeats).max() <= 0.97, hits / repeats
+    # Two or three seeds leave open how much seeds matter, and intervals that hold up where they do are wide elsewhere.
+    most = {2: 0.995, 3: 0.992}.get(seeds, 0.97)
+    assert (hits / repeats).min() >= 0.93 and (hits / repeats).max() <= most, hits / repeats
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -189,4 +193,44 @@ def test_numbers_of_any_size_are_covered_too(seeds):
         values = 900 + tasks + chance.normal(0, 20, (2, seeds, 1)) + chance.normal(0, 80, (2, seeds, 25))
         low, high = difference(values[0], values[1], unit=False).interval()
         hits += low <= 0 <= high
-    assert 0.93 <= hits / 1000 <= 0.97
+    assert 0.93 <= hits / 1000 <= (0.99 if seeds == 2 else 0.985)
+
+
+def smallest_p(chance, *, seeds, scatters, tasks=60):
+    """Of all arms against the first, corrected for their number; the arms differ in nothing but how their seeds
+    scatter."""
+    arms, scatter = len(scatters), np.array(scatters)[:, None, None]
+    values = chance.normal(0, 0.2, (1, 1, tasks)) + chance.normal(0, 0.15, (arms, 1, tasks))
+    values = values + chance.normal(0, 0.3, (arms, seeds, tasks)) + scatter * chance.standard_normal((arms, seeds, 1))
+    pooled = pooled_spread(map(seed_spread, values))
+    found = [difference(arm, values[0], unit=False, pooled=pooled).p_value() for arm in values[1:]]
+    return min(found) * len(found)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "scatters", "repeats"),
+    [
+        (2, (0.02, 0.2), 600), (2, (0.2, 0.02), 600), (3, (0.2, 0.02), 600),  # one scatters ten times as much
+        (3, (0.1,) * 20, 100), (3, (0.02,) * 5 + (0.3,), 150), (3, (0.3,) + (0.02,) * 5, 150),
+    ],
+)  # fmt: skip
+def test_equal_arms_whose_seeds_scatter_are_told_apart_in_6_of_100_at_most(seeds, scatters, repeats):
+    chance = np.random.default_rng(11)
+    wrong = sum(smallest_p(chance, seeds=seeds, scatters=scatters) < 0.05 for _ in range(repeats))
+    assert wrong / repeats <= 0.06, "it was 10 % for two arms and 12 % for twenty"
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 4])
+def test_small_p_values_are_as_rare_as_they_say(seeds):
+    chance = np.random.default_rng(12)
+    found = np.array([smallest_p(chance, seeds=seeds, scatters=(0.1, 0.1), tasks=30) for _ in range(1000)])
+    assert (found < 0.001).mean() <= 0.002 and (found < 0.01).mean() <= 0.012, "0.001 was 1.2 % with two seeds"
+
+
+def test_three_seeds_still_find_what_is_there():
+    chance, found = np.random.default_rng(13), 0
+    for _ in range(100):
+        values = world(chance, arms=2, seeds=3, tasks=200, seed_effect=0.1)
+        better = np.maximum(values[1], chance.random(values[1].shape) < 0.45)
+        found += difference(better, values[0], unit=True).p_value() < 0.05
+    assert found >= 85

@@ -196,7 +196,6 @@ def test_an_arm_with_one_seed_among_arms_with_several_is_named():
     values = {f"t{i:03d}": float(i % 2) for i in range(100)}
     arms = [ArmScores(arm=f"a{number}", seeds={1: values}) for number in range(5)]
     shown = text(ArmScores(arm="base", seeds={1: values, 2: values}), *arms)
-    assert (
-        "Note: a0, a1, a2 and 2 more: one seed; the interval covers the tasks, not training variance, which " in shown
-    )
+    told = "one seed; the interval covers the tasks, not training variance, which differences take from the arms with"
+    assert f"Note: a0, a1, a2 and 2 more: {told} several seeds" in shown
     assert "One seed per arm" not in shown
