@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.eval.benchmark import Benchmark
+from evsys_sdk.protocols import SANDBOX
 from evsys_sdk.registry import verifiers
 from evsys_sdk.rollout.environment_checks import environment_problem
 from evsys_sdk.task_dirs import has_own_tests
@@ -22,21 +23,26 @@ SHOWN = 5
 """Reasons that are told; a suite that is wrong throughout is known by its first ones."""
 
 
-def undoable(benchmark: Benchmark, *, limit: int | None = None, known_only: bool = False) -> list[str]:
+def undoable(
+    benchmark: Benchmark, *, limit: int | None = None, environment: str = SANDBOX, known_only: bool = False
+) -> list[str]:
     """`tasks.jsonl:3: task 'a': ... (and 11 other tasks)` for each reason. `known_only`: nothing is said of verifiers
     that are not registered, because the project's code, which may bring them, was not run."""
-    return undoable_tasks(list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit], known_only=known_only)
+    placed = list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit]
+    return undoable_tasks(placed, environment=environment, known_only=known_only)
 
 
-def undoable_tasks(placed: Iterable[tuple[HarborTask, str]], *, known_only: bool = False) -> list[str]:
-    """The sentences of `undoable` for tasks from anywhere, each with its place."""
+def undoable_tasks(
+    placed: Iterable[tuple[HarborTask, str]], *, environment: str = SANDBOX, known_only: bool = False
+) -> list[str]:
+    """Reasons against tasks from anywhere, each with its place."""
     known: dict[str, str | None] = {}
     first: dict[str, str] = {}
     count = Counter[str]()
     for task, place in placed:
         if known_only and plan_of(task.verifier).name not in verifiers.names():
             continue
-        why = environment_problem(task) or (None if has_own_tests(task) else _ungradable(task, known))
+        why = environment_problem(task, environment) or (None if has_own_tests(task) else _ungradable(task, known))
         if why is not None:
             count[why] += 1
             first.setdefault(why, f"{place}: task {task.task_id!r}")
