@@ -19,12 +19,13 @@ from evsys_sdk import registry
 from evsys_sdk.config.arms import arm_problems
 from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.files import load_yaml
-from evsys_sdk.config.metadata import BenchmarkEntry
+from evsys_sdk.config.metadata import BenchmarkEntry, EnvironmentConfig, as_environment
 from evsys_sdk.config.models import SCHEMA_VERSION, DataConfig, ExperimentConfig, RunConfig
 from evsys_sdk.config.project import import_extensions, path_folders, search_folders
 from evsys_sdk.config.source import source_of
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame, not_known
+from evsys_sdk.protocols import SANDBOX
 from evsys_sdk.registry import Registry
 
 
@@ -179,6 +180,7 @@ def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]
     recipe = run.algorithm.params
     place = "algorithm.params.agent_import_path"
     yield from _check_agent(recipe.get("agent_import_path"), recipe.get("agent_params"), place)
+    yield from _check_environment(recipe.get("environment"), "algorithm.params.environment")
     yield from _check_start(run, config)
     yield from early_problems(run, config)
 
@@ -258,6 +260,18 @@ def _check_agent(path: Any, params: Any, place: str) -> Iterator[Problem]:
         yield Problem(path=place, value=path, message=str(exc))
 
 
+def _check_environment(value: Any, place: str) -> list[Problem]:
+    """A kind of environment that does not exist, or cannot be had on this machine."""
+    from evsys_sdk.rollout.environment_checks import kind_problem
+
+    try:
+        chosen = None if value is None else EnvironmentConfig.model_validate(as_environment(value))
+    except ValueError:
+        return []  # the check of the block tells
+    wrong = kind_problem(chosen.kind) if chosen is not None else None
+    return [Problem(path=place, value=chosen.kind, message=wrong)] if chosen and wrong else []
+
+
 def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
     """Weights can only be chosen by a score that is made while they train."""
     from evsys_sdk.running.metric_checks import scores_in_training
@@ -314,13 +328,16 @@ def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig
         problems.append(Problem(path=f"{place}.num_samples", message=short, value=entry.num_samples))
     problems += _check_agent(entry.agent_import_path, entry.agent_params, f"{place}.agent_import_path")
     problems += _check_template(entry, place, config)
+    problems += _check_environment(entry.environment, f"{place}.environment")
     try:
         benchmark = find_benchmark(entry, config)
     except EvsysError as exc:
         key = "id" if entry.id else "path" if entry.path else "name"
         where = Problem(path=f"{place}.{key}", message=str(exc), value=getattr(entry, key))
         return [*problems, where, *_check_hosted_models(entry, place, [])]
-    problems += [Problem(path=place, message=text) for text in undoable(benchmark, limit=entry.limit)]
+    environment = entry.environment.kind if entry.environment else SANDBOX
+    undone = undoable(benchmark, limit=entry.limit, environment=environment)
+    problems += [Problem(path=place, message=text) for text in undone]
     return problems + _check_hosted_models(entry, place, benchmark.tasks[: entry.limit])
 
 

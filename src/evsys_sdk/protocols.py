@@ -376,6 +376,19 @@ class AgentSpec:
     """Arguments of its constructor; plain JSON, since harbor writes them down."""
 
 
+SANDBOX = "sandbox"
+"""The environment on this machine, which needs no engine and no key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """Where a task that needs an environment finds one."""
+
+    kind: str = SANDBOX
+    """`sandbox`, one of harbor's types (`docker`, `e2b`, ...), or where the class is."""
+    params: dict[str, Any] = field(default_factory=dict)
+
+
 @runtime_checkable
 class FinishedRollouts(Protocol):
     """Which rollouts of this evaluation are done? Those that an interrupted process finished are not made again."""

@@ -10,7 +10,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from evsys_sdk.config.base import InferenceSpec, JsonDict, Name, Strict
+from evsys_sdk.config.base import InferenceSpec, JsonDict, KindSpec, Name, Strict
+from evsys_sdk.protocols import EnvironmentSpec
+
+
+class EnvironmentConfig(KindSpec):
+    """Where tasks that need an environment find it; short: the kind alone."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return EnvironmentSpec(kind=self.kind, params=dict(self.params))
+
+
+def as_environment(value: Any) -> Any:
+    """`docker` is short for `{kind: docker}`."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+EnvironmentChoice = Annotated[EnvironmentConfig, BeforeValidator(as_environment)]
 
 
 class HostedModel(InferenceSpec):
@@ -64,6 +81,9 @@ class BenchmarkEntry(Strict):
     """The agent that the model works in on these tasks, as in `rl`. Without one it answers once."""
     agent_params: JsonDict = Field(default_factory=dict)
     """Params of the agent."""
+    environment: EnvironmentChoice | None = None
+    """Where tasks that need an environment find it: `sandbox` (this machine's, the default), `docker` or another of
+    harbor's, or where a class of yours is; with settings as `{kind: docker, params: {...}}`."""
     chat_template: str | None = None
     """What renders these tasks instead of the model's own template: Jinja text, a file of it, or the name of a
     tinker-cookbook renderer."""

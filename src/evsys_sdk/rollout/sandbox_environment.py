@@ -126,8 +126,16 @@ class SandboxEnvironment(BaseEnvironment):
             await self._must(f"mkdir -p {shlex.quote(self.workdir)}", "/")
         elif step.kind == "run":
             await self._must(step.words[0], self.workdir)
+        elif step.kind == "copy" and step.texts:
+            await self._copy_texts(step)
         elif step.kind == "copy":
             await self._copy(step.words[:-1], step.words[-1])
+
+    async def _copy_texts(self, step: Step) -> None:
+        target, is_folder = step.words[-1], step.words[-1].endswith("/") or len(step.texts) > 1
+        for name, text in zip(step.words, step.texts, strict=False):
+            place = PurePosixPath(self.workdir, target, *([name] if is_folder else []))
+            await asyncio.to_thread(self._open.write, str(place), text)
 
     async def _copy(self, sources: tuple[str, ...], destination: str) -> None:
         target = PurePosixPath(self.workdir, destination)
@@ -207,11 +215,25 @@ class SandboxEnvironment(BaseEnvironment):
         # Tests that were killed have passed nothing, whatever a program that they ran has written in their name.
         was_killed = done.exit_code > 128 or done.killed is not None
         if not self.graded_by_exit_code and not was_killed:
+            if done.exit_code:
+                self._note(f"[the tests ended with exit code {done.exit_code}]")
             return
         for path in rewards:
             self._open.remove(path)
+        if was_killed or done.exit_code in NOT_RUN:
+            self._note(f"[the tests ended with exit code {done.exit_code}]")
         if done.exit_code not in NOT_RUN and not done.timed_out:
             self._open.write(rewards[0], str(int(done.exit_code == 0)))
+
+    def _note(self, text: str) -> None:
+        """Add a line to what the tests printed."""
+        path = f"{VERIFIER}/test-stdout.txt"
+        try:
+            printed = self._open.read(path)
+        except (FileNotFoundError, SandboxError):
+            self._open.remove(path)
+            printed = b""
+        self._open.write(path, printed + f"{text}\n".encode())
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         source = Path(source_path)

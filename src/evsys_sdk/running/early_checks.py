@@ -28,7 +28,7 @@ from evsys_sdk.data.stores import LocalDataStore
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.data_types import HarborTask, from_dict
 from evsys_sdk.errors import FOREIGN, DataError, EvsysError, Problem, blame
-from evsys_sdk.protocols import Row
+from evsys_sdk.protocols import SANDBOX, Row
 from evsys_sdk.running.task_checks import undoable_tasks
 
 FIRST = 100
@@ -135,13 +135,17 @@ def _check_of(algorithm: Any) -> Callable[[list[Row]], None] | None:
     check: Callable[[list[Row]], None] | None = getattr(algorithm, "check_rows", None)
     if check is None or not reads_as_it_says(type(algorithm)):
         return None
-    return partial(_check_tasks, check) if getattr(algorithm, "needs_reward", False) else check
+    if not getattr(algorithm, "needs_reward", False):
+        return check
+    chosen = getattr(algorithm.cfg, "environment", None)
+    return partial(_check_tasks, check, chosen.kind if chosen else SANDBOX)
 
 
-def _check_tasks(check: Callable[[list[Row]], None], rows: list[Row]) -> None:
+def _check_tasks(check: Callable[[list[Row]], None], environment: str, rows: list[Row]) -> None:
     check(rows)
     tasks = [(from_dict(row), f"row {index}") for index, row in enumerate(rows)]
-    wrong = undoable_tasks((task, place) for task, place in tasks if isinstance(task, HarborTask))
+    placed = [(task, place) for task, place in tasks if isinstance(task, HarborTask)]
+    wrong = undoable_tasks(placed, environment=environment)
     if wrong:
         raise DataError("\n".join(wrong))
 

@@ -133,7 +133,9 @@ class Scoring:
         if key not in self.made:  # once per entry: its evaluations at several steps share its places
             limits = {"concurrency": entry.n_concurrent, "max_attempts": entry.max_attempts}
             given = {name: value for name, value in limits.items() if value is not None}
-            self.made[key] = engine.limited(**given) if given else engine
+            engine = engine.limited(**given) if given else engine
+            environment = entry.environment
+            self.made[key] = engine if environment is None else engine.in_environment(environment.spec)
         found: RolloutEngine = self.made[key]
         return found
 

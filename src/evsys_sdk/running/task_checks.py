@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.eval.benchmark import Benchmark
+from evsys_sdk.protocols import SANDBOX
 from evsys_sdk.rollout.environment_checks import environment_problem
 from evsys_sdk.task_dirs import has_own_tests
 from evsys_sdk.verifiers.grading import grading_problem, plan_of
@@ -21,18 +22,19 @@ SHOWN = 5
 """Reasons that are told; a suite that is wrong throughout is known by its first ones."""
 
 
-def undoable(benchmark: Benchmark, *, limit: int | None = None) -> list[str]:
+def undoable(benchmark: Benchmark, *, limit: int | None = None, environment: str = SANDBOX) -> list[str]:
     """`tasks.jsonl:3: task 'a': ... (and 11 other tasks)` for each reason."""
-    return undoable_tasks(list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit])
+    placed = list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit]
+    return undoable_tasks(placed, environment=environment)
 
 
-def undoable_tasks(placed: Iterable[tuple[HarborTask, str]]) -> list[str]:
-    """The same for tasks from anywhere, each with its place."""
+def undoable_tasks(placed: Iterable[tuple[HarborTask, str]], *, environment: str = SANDBOX) -> list[str]:
+    """Reasons against tasks from anywhere, each with its place."""
     known: dict[str, str | None] = {}
     first: dict[str, str] = {}
     count = Counter[str]()
     for task, place in placed:
-        why = environment_problem(task) or (None if has_own_tests(task) else _ungradable(task, known))
+        why = environment_problem(task, environment) or (None if has_own_tests(task) else _ungradable(task, known))
         if why is not None:
             count[why] += 1
             first.setdefault(why, f"{place}: task {task.task_id!r}")
