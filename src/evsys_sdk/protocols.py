@@ -143,6 +143,8 @@ class EvalResult:
     """The training step of the weights; None for the finished run."""
     stage: str | None = None
     """The stage of a continual chain after which this was measured."""
+    on_training_rows: bool = False
+    """The tasks are rows that the run trains on: the scores say what was memorised, not how new tasks are done."""
     breakdown: dict[str, dict[str, list[Score]]] = field(default_factory=dict)
     """metadata key -> its value -> scores."""
     rollouts: list[Rollout] = field(default_factory=list)
