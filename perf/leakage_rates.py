@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import base64
+import codecs
 import importlib.util
 import json
 import os
@@ -31,7 +33,10 @@ from evsys_sdk.data_types import HarborTask, InProcessVerifier
 
 RESULTS = Path(__file__).parent / "results" / "leakage_rates.json"
 STORIES = Path(__file__).parent / "leakage_stories.txt"
-MIN_FOUND = {"exact": 1.0, "case": 0.95, "punctuation": 0.95, "spaces": 0.95, "number": 0.95}
+MIN_FOUND = {
+    "exact": 1.0, "case": 0.95, "punctuation": 0.95, "spaces": 0.95, "number": 0.95,
+    "look-alikes": 0.95, "entities": 0.95,
+}  # fmt: skip
 """What the goal names; the other changes are measured to be known."""
 MAX_FALSE = 0.01
 NAMES, THINGS, OTHER_NAMES, OTHER_THINGS, LOOKS = (
@@ -246,9 +251,27 @@ def within(text: str, rng: random.Random) -> str:
     return f"Here is something from yesterday's class. {text} Explain how you got there, {rng.choice(NAMES)}!"
 
 
+def in_look_alikes(text: str, rng: random.Random) -> str:
+    """With Cyrillic letters for Latin ones."""
+    return text.translate(str.maketrans("aeopcxyAEOPCX", "аеорсхуАЕОРСХ"))
+
+
+def in_entities(text: str, rng: random.Random) -> str:
+    return "".join(f"&#{ord(letter)};" if rng.random() < 0.2 else letter for letter in text).replace(" ", "&nbsp;")
+
+
+def in_base64(text: str, rng: random.Random) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def in_rot13(text: str, rng: random.Random) -> str:
+    return codecs.encode(text, "rot13")
+
+
 CHANGES: dict[str, Callable[[str, random.Random], str]] = {
     "exact": lambda text, rng: text, "case": in_case, "punctuation": in_punctuation, "spaces": in_spaces,
     "number": in_a_number, "word": in_a_word, "cut": cut_short, "within": within,
+    "look-alikes": in_look_alikes, "entities": in_entities, "base64": in_base64, "rot13": in_rot13,
 }  # fmt: skip
 
 

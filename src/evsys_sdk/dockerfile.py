@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -38,6 +38,15 @@ _APT = re.compile(r"^(?:apt-get|apt)\s+(?:-\S+\s+)*install\b(.*)")
 _MANAGER = re.compile(r"\bpip[\d.]*\s|\bapt(?:-get)?\s")
 _INSTALL = re.compile(r"\b(?:pip[\d.]*|apt-get|apt)\s+(?:-\S+\s+)*install\b")
 # Housekeeping of package managers: nothing that anybody could miss.
+# `ln -s PROGRAM /usr/bin/NAME` and Debian's way to say the same: /usr cannot be written, but a name can be given.
+_LINK = re.compile(r"^ln\s+(?:-\S+\s+)+(?P<program>\$\((?:which|command -v)\s+\S+\)|\S+)\s+(?P<name>\S+)$")
+_ALTERNATIVE = re.compile(
+    r"^update-alternatives\s+(?:--\S+\s+)*?--install\s+(?P<name>\S+)\s+\S+\s+(?P<program>\S+)\s+\d+$"
+)
+_PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# Of whole words only, as Docker does it: `echo "1<<2"` begins no text.
+_HEREDOC = re.compile(r"\d*<<(?P<dash>-?)(?P<quote>[\"']?)(?P<word>[A-Za-z_]\w*)(?P=quote)")
+_SHELL_WORD = re.compile(r"""(?:[^\s"']|"(?:[^"\\]|\\.)*"|'[^']*')+""")
 _IDLE = re.compile(r"^(?:(?:apt-get|apt)\s+(?:-\S+\s+)*(?:update|clean|autoremove|upgrade)\b|rm\s+-rf\s+/var/|true$)")
 _OPTION_WITH_VALUE = {"-i", "--index-url", "--extra-index-url", "-t", "--target", "-f", "--find-links", "-o"}
 
@@ -52,6 +61,8 @@ class Step:
     packages to have. alias: a program, and a further name for it. refused: why."""
     line: str = field(default="", compare=False)
     """The instruction as it was written."""
+    texts: tuple[str, ...] = ()
+    """copy: the content of each source that stands in the Dockerfile itself (`<<EOF`), whose name is in `words`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +73,8 @@ class Recipe:
     env: dict[str, str] = field(default_factory=dict)
     python_packages: list[str] = field(default_factory=list)
     system_packages: list[str] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of programs."""
     steps: list[str] = field(default_factory=list)
     """RUN commands that are neither; they run in the sandbox, in the working directory."""
     refused: list[str] = field(default_factory=list)
@@ -100,6 +113,8 @@ def recipe_of(text: str) -> Recipe:
                 recipe.system_packages += step.words
             case "run" if not _INSTALL.search(step.words[0]):
                 recipe.steps += step.words
+            case "alias":
+                recipe.aliases[step.words[1]] = step.words[0]
             case _:
                 recipe.refused.append(step.line)
     if recipe.workdir in ("/", "/tests") or top_folder(recipe.workdir) in SYSTEM:
@@ -124,9 +139,15 @@ def what_is_missing(text: str) -> str | None:
 
 def missing_packages(steps: Iterable[Step]) -> str | None:
     """A sentence on the packages that these steps ask for and this machine's /usr has not; or None."""
+    steps = list(steps)
     python = tuple(word for step in steps if step.kind == "python" for word in step.words)
     system = tuple(word for step in steps if step.kind == "system" for word in step.words)
-    absent = _absent_python(python) + _absent_packages(system)
+    linked = [step.words[0] for step in steps if step.kind == "alias"]
+    absent = [
+        *_absent_python(python),
+        *_absent_packages(system),
+        *(program for program in linked if shutil.which(program) is None),
+    ]
     return f"the dockerfile installs {', '.join(absent)}, and this machine's /usr has not" if absent else None
 
 
@@ -134,9 +155,9 @@ def missing_packages(steps: Iterable[Step]) -> str | None:
 def _read(text: str) -> tuple[Step, ...]:
     """Every step, with those that cannot be done marked as refused."""
     steps: list[Step] = []
-    variables: dict[str, str] = {}
+    variables: dict[str, str] = {"PATH": ":".join(_PROGRAM_FOLDERS)}
     stages = 0
-    for line in _lines(text):
+    for line, documents in _instructions(text):
         name, _, rest = line.partition(" ")
         name, rest = name.upper(), rest.strip()
         if name == "FROM":
@@ -145,11 +166,13 @@ def _read(text: str) -> tuple[Step, ...]:
                 steps.append(_refused("the sandbox does not do Dockerfiles of several stages", line))
         elif name not in PASSED_OVER:
             with blame(DataError, f"reading the line of the Dockerfile `{shorten(line)}`"):
-                steps += _steps(name, rest, line, variables)
+                steps += _steps(name, rest, line, variables, documents)
     return tuple(steps)
 
 
-def _steps(name: str, rest: str, line: str, variables: dict[str, str]) -> list[Step]:
+def _steps(name: str, rest: str, line: str, variables: dict[str, str], documents: Sequence[Document]) -> list[Step]:
+    if name == "RUN" and documents:
+        return _run_documents(_command(rest), line, documents)
     if name == "RUN" and not rest.startswith("<<"):
         return _run(_command(rest), line)
     if name in ("ENV", "ARG"):
@@ -159,6 +182,13 @@ def _steps(name: str, rest: str, line: str, variables: dict[str, str]) -> list[S
     known = Template(rest).safe_substitute(variables)
     if name == "WORKDIR" and "$" not in known:
         return [Step(kind="workdir", words=(known.strip("\"'"),), line=line)]
+    if name in ("COPY", "ADD") and documents:
+        words = [word for word in shlex.split(known) if not re.match(r"--(chown|chmod|link)", word)]
+        if "$" in words[-1] or not all(word.startswith("<<") for word in words[:-1]):
+            return [_refused(f"the sandbox cannot do this step of the Dockerfile: {shorten(line)}", line)]
+        names = (*(document.word for document in documents), words[-1])
+        texts = tuple(document.text(variables) for document in documents)
+        return [Step(kind="copy", words=names, line=line, texts=texts)]
     if name in ("COPY", "ADD") and "$" not in known:
         words = [word for word in _words(known) if not re.match(r"--(chown|chmod|link)", word)]
         if len(words) > 1 and not any(re.match(r"--|<<|https?:|git@", word) for word in words):
@@ -170,10 +200,69 @@ def _refused(why: str, line: str) -> Step:
     return Step(kind="refused", words=(why,), line=line)
 
 
-def _lines(text: str) -> list[str]:
-    """Whole instructions, without comments and continuations."""
-    kept = [line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return [line.strip() for line in re.sub(r"\\\n\s*", " ", "\n".join(kept)).splitlines()]
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text that stands in the Dockerfile, between `<<WORD` and a line `WORD`."""
+
+    word: str
+    lines: tuple[str, ...]
+    is_literal: bool
+    """`<<"WORD"`: variables in it are left alone."""
+
+    def text(self, variables: dict[str, str]) -> str:
+        whole = "".join(f"{line}\n" for line in self.lines)
+        return whole if self.is_literal else Template(whole).safe_substitute(variables)
+
+
+def _instructions(text: str) -> Iterator[tuple[str, list[Document]]]:
+    """Whole instructions, without comments and continuations, each with the texts that follow it."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        whole = line.rstrip()
+        while whole.endswith("\\"):
+            further = next((more for more in lines if more.strip() and not more.lstrip().startswith("#")), "")
+            whole = f"{whole[:-1]} {further.strip()}"
+        whole = whole.strip()
+        words = _SHELL_WORD.findall(whole) if re.match(r"(RUN|COPY|ADD)\b", whole, re.IGNORECASE) else []
+        found = filter(None, map(_HEREDOC.fullmatch, words))
+        yield whole, [_document(lines, match, whole) for match in found]
+
+
+def _document(lines: Iterator[str], begin: re.Match[str], instruction: str) -> Document:
+    kept: list[str] = []
+    for line in lines:
+        own = line.lstrip("\t") if begin["dash"] else line
+        if own == begin["word"]:
+            return Document(begin["word"], tuple(kept), bool(begin["quote"]))
+        kept.append(own)
+    raise DataError(f"`{shorten(instruction)}` of the Dockerfile has no end: add a line {begin['word']}")
+
+
+def _run_documents(command: str, line: str, documents: Sequence[Document]) -> list[Step]:
+    """`RUN <<EOF`: a script; `RUN python3 - <<EOF`: the input of a command. The shell puts its own variables in."""
+    if not _HEREDOC.fullmatch(command):
+        texts = "".join(f"{text}\n" for document in documents for text in (*document.lines, document.word))
+        # `<<-` strips tabs, which are stripped already; left as it is, it does no harm.
+        return [Step(kind="run", words=(f"{command}\n{texts}",), line=line)]
+    [document] = documents
+    script = "\n".join(document.lines)
+    if script.startswith("#!"):
+        text = f"cat > /tmp/evsys-heredoc <<'{document.word}'\n{script}\n{document.word}\n"
+        return [Step(kind="run", words=(f"{text}chmod +x /tmp/evsys-heredoc && /tmp/evsys-heredoc",), line=line)]
+    if not _MANAGER.search(script):
+        return [Step(kind="run", words=(script,), line=line)]
+    steps: list[Step] = []
+    rest: list[str] = []
+    for part in re.sub(r"\\\n\s*", " ", script).splitlines():
+        wanted = _run(part.strip(), line) if _MANAGER.search(part) and not part.lstrip().startswith("#") else None
+        steps += [step for step in wanted or [] if step.kind != "run"]
+        # A line that only installs leaves a colon: it may be all there is between `then` and `fi`.
+        rest += [part] if wanted is None else [step.words[0] for step in wanted if step.kind == "run"] or [":"]
+    left = "\n".join(rest)
+    is_idle = all(re.fullmatch(r"\s*(:|#.*|set\s+-\S+.*)?", part) for part in rest)
+    return steps if is_idle else [*steps, Step(kind="run", words=(left,), line=line)]
 
 
 def _variables(rest: str) -> list[tuple[str, str]]:
@@ -197,19 +286,34 @@ def _command(rest: str) -> str:
 
 def _run(command: str, line: str) -> list[Step]:
     """A command; where it speaks to a package manager, the packages, and what else it does."""
-    if not _MANAGER.search(command):
-        return [Step(kind="run", words=(command,), line=line)]
-    # Only here the parts are looked at: any other command stays whole, quotes and all.
     parts = re.split(r"\s*(&&|;)\s*", command)
+    # Only here the parts are looked at: any other command stays whole, quotes and all.
+    if not _MANAGER.search(command) and not any(_alias(part, line) for part in parts[::2]):
+        return [Step(kind="run", words=(command,), line=line)]
     steps: list[Step] = []
     left = ""
     for joint, part in zip(["", *parts[1::2]], parts[::2], strict=True):
-        wanted = _packages(part, line)
+        wanted = _packages(part, line) or _alias(part, line)
         if wanted is not None:
             steps.append(wanted)
         elif part and not _IDLE.match(part):
             left += f" {joint} {part}" if left else part
     return [*steps, Step(kind="run", words=(left,), line=line)] if left else steps
+
+
+def _alias(part: str, line: str) -> Step | None:
+    """A further name for a program, among the system's own; None when the command does anything else."""
+    found = _LINK.match(part) or _ALTERNATIVE.match(part)
+    if found is None:
+        return None
+    program, name = found["program"].strip("\"'"), PurePosixPath(found["name"].strip("\"'"))
+    program = re.sub(r"^\$\((?:which|command -v)\s+(\S+)\)$", r"\1", program)
+    folder = str(name) if str(name) in _PROGRAM_FOLDERS else str(name.parent)
+    own = PurePosixPath(program).name if str(name) in _PROGRAM_FOLDERS else name.name
+    if folder not in _PROGRAM_FOLDERS:
+        return None
+    where = shutil.which(program, path=":".join(_PROGRAM_FOLDERS)) or program
+    return Step(kind="alias", words=(where, own), line=line)
 
 
 def _packages(part: str, line: str) -> Step | None:

@@ -53,6 +53,7 @@ from evsys_sdk.running.launch import (
 )
 from evsys_sdk.running.leakage import forget_benchmarks
 from evsys_sdk.running.looks import find_looks
+from evsys_sdk.running.metric_checks import with_judged_metrics
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in
 from evsys_sdk.running.own_files import described, made, set_aside, sweep_leftovers, write_files
 from evsys_sdk.running.parts import Parts
@@ -130,6 +131,7 @@ class Experiment:
         started = time.monotonic()
         learn_from_settings(plain(self.config))  # one that was made in Python was not read from a file
         self.check(strict=options.strict)
+        self.config = with_judged_metrics(self.config)
         base = Path(self.config.output_dir).expanduser()
         output_dir = base / REHEARSALS if options.dry else base
         facts = facts_of(self.config)

@@ -143,6 +143,8 @@ class EvalResult:
     """The training step of the weights; None for the finished run."""
     stage: str | None = None
     """The stage of a continual chain after which this was measured."""
+    on_training_rows: bool = False
+    """The tasks are rows that the run trains on: the scores say what was memorised, not how new tasks are done."""
     breakdown: dict[str, dict[str, list[Score]]] = field(default_factory=dict)
     """metadata key -> its value -> scores."""
     clusters: dict[str, str] = field(default_factory=dict)
@@ -316,6 +318,14 @@ class Hooks(Protocol):
         """Weights and optimiser of `step` are saved; `planned` is False if they are only there to resume from."""
         ...
 
+    def flush(self) -> None:
+        """Make everything that was reported so far durable: a checkpoint rests on it."""
+        ...
+
+    def recorded_steps(self) -> int:
+        """How many steps an earlier attempt reported of which the record has no gap, counted from the start."""
+        ...
+
     async def resumed(self, last: KeptWeights) -> None:
         """After train_start of a resumed run: the steps up to this checkpoint were done before (step 0: none)."""
         ...
@@ -370,6 +380,19 @@ class AgentSpec:
     """A registered name, a harbor agent's name, or where the class is: `my_project.agents.ToolUse` or with a colon."""
     params: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor; plain JSON, since harbor writes them down."""
+
+
+SANDBOX = "sandbox"
+"""The environment on this machine, which needs no engine and no key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """Where a task that needs an environment finds one."""
+
+    kind: str = SANDBOX
+    """`sandbox`, one of harbor's types (`docker`, `e2b`, ...), or where the class is."""
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -35,6 +35,8 @@ _SECONDS = ("timeout_sec", "build_timeout_sec")
 _VERSIONS = re.compile(r"1(\.\d+)?")
 """What a later minor version adds is met as a key that is not known, and so as a need."""
 _LEFT_BEHIND = frozenset({".git", ".DS_Store", "__pycache__", ".pytest_cache", "Thumbs.db"})
+_HARBOR_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*")
+"""ORG_NAME_PATTERN of harbor.constants."""
 _REWARDS = "/logs/verifier/reward"
 _BY_EXIT_CODE = """#!/bin/bash
 # harbor reads a reward, these tests answer with their exit code. A reward that lies there is not theirs.
@@ -131,6 +133,23 @@ def _row(ours: Any, folder: Path) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{folder / CONFIG}: metadata.evsys.row is no task")
     return row
+
+
+def name_problem(folder: Path) -> str | None:
+    """Why harbor would not take this directory's name for a task, or None. Only tasks in an environment meet harbor."""
+    described = _config(folder).get("task")
+    if not described:
+        return None
+    name, file = described.get("name"), folder / CONFIG
+    if name is None:
+        return f'{file}: [task] has no name: add name = "<organisation>/{folder.name}", or remove the table'
+    if not isinstance(name, str) or not _HARBOR_NAME.fullmatch(name) or ".." in name:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(name).split("/")[-1]).strip("-.") or folder.name
+        return (
+            f"{file}: task.name = {name!r} must be <organisation>/<name>, in letters, digits, dots, hyphens and "
+            f'underscores, such as "local/{plain}"'
+        )
+    return None
 
 
 def needs_of(task: HarborTask) -> list[str]:

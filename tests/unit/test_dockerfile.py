@@ -56,7 +56,6 @@ def test_variables_of_the_dockerfile_are_put_into_its_paths():
         "ADD https://x.org/a /b",
         "FROM b",
         "ONBUILD RUN x",
-        "RUN <<EOF",
         "COPY x",
         "WORKDIR $NOBODY_SAID",
         "COPY a ${NOBODY_SAID}",
@@ -65,6 +64,89 @@ def test_variables_of_the_dockerfile_are_put_into_its_paths():
 def test_a_step_that_a_sandbox_cannot_do_is_refused_by_name(line):
     with pytest.raises(DataError, match="sandbox"):
         steps_of(f"FROM a\n{line}\n")
+
+
+HEREDOCS = """FROM a
+ENV NAME=world
+RUN <<EOF
+set -e
+echo one
+cd /srv && echo two
+EOF
+RUN python3 - <<'PY' > out.txt
+print("$NAME")
+PY
+COPY <<EOF <<"RAW" /app/
+hello $NAME
+EOF
+hello $NAME
+RAW
+COPY --chmod=755 <<-SCRIPT run.sh
+\t#!/bin/sh
+\techo hi
+\tSCRIPT
+RUN <<EOF
+apt-get update
+apt-get install -y sh \\
+    nosuch
+if true; then
+  pip install pip
+fi
+echo made > x
+EOF
+RUN echo "1<<2" && echo $((1<<3))
+"""
+
+
+def test_texts_that_stand_in_the_dockerfile_are_understood():
+    steps = steps_of(HEREDOCS)
+    assert [(step.kind, *step.words) for step in steps] == [
+        ("env", "NAME", "world"),
+        ("run", "set -e\necho one\ncd /srv && echo two"),
+        ("run", "python3 - <<'PY' > out.txt\nprint(\"$NAME\")\nPY\n"),
+        ("copy", "EOF", "RAW", "/app/"),
+        ("copy", "SCRIPT", "run.sh"),
+        ("system", "sh", "nosuch"),
+        ("python", "pip"),
+        ("run", ":\n:\nif true; then\n:\nfi\necho made > x"),
+        ("run", 'echo "1<<2" && echo $((1<<3))'),
+    ]
+    assert [step.texts for step in steps if step.kind == "copy"] == [
+        ("hello world\n", "hello $NAME\n"),
+        ("#!/bin/sh\necho hi\n",),
+    ]
+
+
+def test_a_text_without_an_end_is_named():
+    with pytest.raises(DataError, match=r"`RUN <<EOF` of the Dockerfile has no end: add a line EOF"):
+        steps_of("FROM a\nRUN <<EOF\necho one\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "alias"),
+    [
+        ("ln -s /usr/bin/python3 /usr/bin/python", ("/usr/bin/python3", "python")),
+        ("ln -sf python3 /usr/local/bin/python3.9", ("/usr/bin/python3", "python3.9")),
+        ("ln -s -f /usr/bin/python3 /usr/local/bin/", ("/usr/bin/python3", "python3")),
+        (
+            "update-alternatives --install /usr/bin/python python /usr/bin/python3 1",
+            ("/usr/bin/python3", "python"),
+        ),
+    ],
+)
+def test_a_link_to_an_interpreter_is_a_further_name_for_it(command, alias):
+    assert words_of(f"FROM a\nRUN apt-get update && {command}\n") == [("alias", *alias)]
+    assert [words[0] for words in words_of(f"RUN {command} && echo made > x")] == ["alias", "run"]
+
+
+def test_other_links_are_the_shells_business_and_missing_interpreters_are_named():
+    assert words_of("RUN ln -s /app/a /app/b && echo 'x;y'") == [("run", "ln -s /app/a /app/b && echo 'x;y'")]
+    missing = missing_packages(steps_of("FROM a\nRUN ln -s /usr/bin/python2.4 /usr/bin/python"))
+    assert missing is not None and "/usr/bin/python2.4" in missing
+
+
+def test_the_path_of_the_image_can_be_added_to():
+    assert words_of('ENV PATH="/opt/x:$PATH"')[0][2].startswith("/opt/x:/usr/local/sbin:")
 
 
 def test_a_line_that_cannot_be_read_is_named():

@@ -28,6 +28,8 @@ KINDS = {"weights": "training", "sampler_weights": "sampler"}
 SCHEME = "tinker://"
 MARKER = "checkpoint.json"
 UNNAMED = ".unnamed"
+_DRAFT = re.compile(r"\.(?P<name>.+)-[0-9a-f]{8}(?P<old>-old)?")
+"""How a folder or file is called while it is being written, and its older version while it is being replaced."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@,-]{0,199}")
 
 
@@ -69,6 +71,7 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(folder)
         shutil.rmtree(folder / UNNAMED, ignore_errors=True)  # of a server that is gone
+        _sweep_drafts(self.folder)
 
     def close(self) -> None:
         shutil.rmtree(self.folder / UNNAMED, ignore_errors=True)
@@ -177,6 +180,21 @@ def _lock(folder: Path) -> IO[str]:
             stream.close()
             raise EngineError(f"another server keeps its checkpoints in {folder}; name a different folder") from exc
     return stream
+
+
+def _sweep_drafts(folder: Path) -> None:
+    """Remove what a killed server was writing. It holds the folder's lock no longer, so nothing else writes there."""
+    for entry in sorted(folder.rglob(".*"), key=lambda path: len(path.parts)):
+        match = _DRAFT.fullmatch(entry.name)
+        if match is None and not entry.name.endswith((".part", ".old")):
+            continue
+        target = entry.with_name(match["name"]) if match and match["old"] else None
+        if target is not None and entry.exists() and not target.exists():
+            os.replace(entry, target)  # killed between the two renames of a replacement: the older version counts
+        elif entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def _swap(draft: Path, target: Path) -> None:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from evsys_engine.server.limits import Limits
@@ -28,6 +29,8 @@ class Answer:
 
     body: bytes
     content_type: str = JSON
+    file: Path | None = None
+    """Sent instead of the body, piece by piece."""
 
 
 def json_answer(value: Any) -> Answer:

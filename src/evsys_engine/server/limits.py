@@ -29,6 +29,8 @@ class Limits:
     """A result stays so long after it was handed out, in case the answer was lost on its way."""
     uncollected_seconds: float = 3600.0
     """A result nobody asks for stays so long."""
+    archive_seconds: float = 7200.0
+    """How long the address of a packed checkpoint works."""
     loaded_samplers: int = 8
     """Kept in memory; the others are read from their folder again when used."""
     unnamed_samplers: int = 32

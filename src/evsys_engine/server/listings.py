@@ -6,11 +6,12 @@ In: a request. Out: the protocol's descriptions, made from the checkpoints' fold
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from evsys_engine.server import bodies
 from evsys_engine.server.checkpoints import TinkerPath, UnknownCheckpoint
-from evsys_engine.server.http import Request
+from evsys_engine.server.http import OPEN_PATH, Request
 from evsys_engine.server.service import Service
 from evsys_engine.server.sessions import Model, NotFound
 from evsys_engine.types import BadRequest
@@ -89,6 +90,14 @@ class Listings:
     async def delete_checkpoint(self, _: Request, run: str, kind: str, name: str) -> dict[str, Any]:
         await self._service.in_worker(self._store.delete, _path(run, kind, name))
         return {}
+
+    async def archive(self, request: Request, run: str, kind: str | None, name: str) -> dict[str, Any]:
+        """The address of the packed checkpoint. Without a kind, the weights to sample from are meant."""
+        folder = await self._service.in_worker(self._store.find, _path(run, kind or "sampler_weights", name))
+        ticket = await self._service.in_worker(self._service.archives.make, folder)
+        expires = datetime.now(UTC) + timedelta(seconds=self._service.archives.seconds)
+        url = f"http://{request.headers.get('host', 'localhost')}{OPEN_PATH}{ticket}"
+        return {"url": url, "expires": expires.isoformat()}
 
     async def set_ttl(self, request: Request, run: str, kind: str, name: str) -> dict[str, Any]:
         body = bodies.read_body(bodies.SetTtl, request.body)

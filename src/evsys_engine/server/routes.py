@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from evsys_engine.server import bodies, wire
-from evsys_engine.server.checkpoints import KINDS
+from evsys_engine.server.archives import ROUTE
 from evsys_engine.server.futures import Answer, json_answer
 from evsys_engine.server.http import HttpError, Request
 from evsys_engine.server.listings import Listings
@@ -63,6 +63,9 @@ class Routes:
             return await self._forward_backward(request)
         if (request.method, path) == ("POST", "retrieve_future"):
             return await self._retrieve_future(bodies.read_body(bodies.RetrieveFuture, request.body))
+        if request.method == "GET" and path.startswith(ROUTE):
+            file = self._service.archives.find(path.removeprefix(ROUTE))
+            return Answer(b"", "application/gzip", file)
         for method, pattern, operation in self._patterns:
             if method == request.method and (match := pattern.fullmatch(path)):
                 return json_answer(await operation(request, **match.groupdict()))
@@ -114,6 +117,7 @@ def _patterns(service: Service) -> list[tuple[str, re.Pattern[str], Operation]]:
         ("GET", "training_runs", listings.training_runs),
         ("GET", run, listings.training_run),
         ("GET", f"{run}/checkpoints", listings.checkpoints_of),
+        ("GET", rf"{run}/checkpoints/(?:(?P<kind>[^/]+)/)?(?P<name>[^/]+)/archive", listings.archive),
         ("GET", "checkpoints", listings.checkpoints),
         ("DELETE", checkpoint, listings.delete_checkpoint),
         ("PUT", f"{checkpoint}/ttl", listings.set_ttl),
@@ -122,12 +126,10 @@ def _patterns(service: Service) -> list[tuple[str, re.Pattern[str], Operation]]:
 
 
 def _not_offered(method: str, path: str) -> HttpError:
-    bare = re.fullmatch(r"training_runs/(?P<run>[^/]+)/checkpoints/(?P<name>[^/]+)(?P<rest>/ttl)?", path)
-    if bare and (method, bool(bare["rest"])) in (("DELETE", False), ("PUT", True)):
-        ids = " or ".join(f"{kind}/{bare['name']}" for kind in KINDS)
-        return HttpError(
-            400, f"checkpoint id {bare['name']!r} does not name its kind; use {ids}, as list_checkpoints does"
-        )
+    names = re.fullmatch(r"training_runs/[^/]+/checkpoints/(?P<id>.+?)(?P<ttl>/ttl)?", path)
+    if names and (method, bool(names["ttl"])) in (("DELETE", False), ("PUT", True)):
+        forms = "'weights/<name>' (training weights) or 'sampler_weights/<name>' (sampler weights)"
+        return HttpError(400, f"Invalid checkpoint identifier {names['id']!r}. Expected format {forms}")
     return HttpError(404, f"{method} {PREFIX}{path} is not offered by this server")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from evsys_engine.server import bodies, wire
+from evsys_engine.server.archives import Archives
 from evsys_engine.server.checkpoints import Checkpoints, TinkerPath, check_name
 from evsys_engine.server.futures import Answer, Futures, Promise, json_answer
 from evsys_engine.server.lanes import Conflict, Job, Lane
@@ -42,6 +43,7 @@ class Service:
         self._running: set[Future[Any]] = set()
         self._pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="engine-server")
         self.samplers = Samplers(engine, self.in_worker, limits)
+        self.archives = Archives(checkpoints.folder, time.monotonic, seconds=limits.archive_seconds)
 
     async def in_worker(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's result; it runs on a thread, and to its end even if nobody waits any more."""
@@ -293,6 +295,7 @@ class Service:
         for session in self.sessions.silent_for(self.limits.session_seconds):
             await self.end_session(session)
         await self.in_worker(self.checkpoints.remove_expired)
+        await self.in_worker(self.archives.sweep)
 
     async def close(self, patience_seconds: float) -> bool:
         """The server goes down: nothing new begins. False if something still ran when patience was at its end."""
@@ -303,6 +306,7 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
         left = [asyncio.wrap_future(running) for running in list(self._running)]
         late = (await asyncio.wait(left, timeout=patience_seconds))[1] if left else set()
+        self.archives.close()
         self.checkpoints.close()
         return not late
 

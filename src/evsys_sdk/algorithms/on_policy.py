@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
+from evsys_sdk.config.metadata import EnvironmentChoice
 from evsys_sdk.errors import BackendError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import AgentSpec, Rollout, RolloutEngine, Row, RunContext
@@ -45,6 +46,9 @@ class OnPolicyParams(LoopParams):
     Without one it answers once."""
     agent_params: dict[str, Any] = Field(default_factory=dict)
     """What the agent is made with."""
+    environment: EnvironmentChoice | None = None
+    """Where tasks that need an environment find it: `sandbox` (this machine's, the default), `docker` or another of
+    harbor's, or where a class of yours is; with settings as `{kind: docker, params: {...}}`."""
     n_concurrent: int | None = Field(default=None, ge=1)
     """Rollouts under way at a time; by default they share the run's 64 places with its evaluations."""
     max_attempts: int | None = Field(default=None, ge=1)
@@ -89,6 +93,10 @@ class OnPolicyAlgorithm(BaseAlgorithm):
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
         self.engine = self._limited(_engine_of(ctx))
+        if self.cfg.environment is not None:
+            if not hasattr(self.engine, "in_environment"):
+                raise BackendError("this rollout engine has one environment; remove `environment` from the params")
+            self.engine = self.engine.in_environment(self.cfg.environment.spec)
         self.prompts = self.usable(self.read_rows(ctx.extras.get("train_rows")))
         size = self.cfg.batch_size * self.cfg.grad_accumulation
         self.order = RowOrder(len(self.prompts), batch_size=size, seed=ctx.seed)

@@ -148,7 +148,7 @@ class TrlLoop(TrainingLoop):
 
     async def _resume(self) -> bool:
         """TRL's optimiser is not kept, so only a training that had ended is taken up; any other starts again."""
-        last = self.manifest.last_complete()
+        last = next(iter(self._recorded()), None)
         if last and last.final:
             self.result.take_up(last)
             self.result.stopped = last.stopped

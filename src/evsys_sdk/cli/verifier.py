@@ -30,6 +30,12 @@ def add_parser(verbs: Any) -> None:
     test.add_argument("benchmark", help=SUITE)
     test.add_argument("--limit", type=int, help="only the first tasks")
     test.add_argument("--concurrency", type=int, default=32, help="tasks graded at once (default: 32)")
+    test.add_argument(
+        "--environment",
+        default="sandbox",
+        metavar="KIND",
+        help="where tasks that need one are tried: sandbox (the default), docker or another of harbor's",
+    )
     add_import_flag(test)
     test.add_argument("--json", action="store_true", help="print as JSON")
     test.set_defaults(run=test_verifiers)
@@ -47,16 +53,22 @@ def test_verifiers(args: argparse.Namespace) -> int:
         import_extensions(args.imports)
         suite = load_suite(args.benchmark)
         tasks = suite.tasks[: args.limit]
-        found = run_async(try_verifiers(tasks, concurrency=args.concurrency))
+        trials = try_verifiers(tasks, concurrency=args.concurrency, environment=args.environment)
+        found = run_async(trials)
     _print(args, suite.name, len(tasks), found)
-    return EXIT_BAD_INPUT if found.findings else EXIT_OK
+    return EXIT_OK if _is_sound(found, len(tasks)) else EXIT_BAD_INPUT
+
+
+def _is_sound(found: Findings, n_tasks: int) -> bool:
+    """Nothing was found, and something was looked at."""
+    return not found.findings and len(found.not_run) < n_tasks
 
 
 def _print(args: argparse.Namespace, name: str, n_tasks: int, found: Findings) -> None:
     from dataclasses import asdict
 
     if args.json:
-        print_json({"benchmark": name, "n_tasks": n_tasks, "ok": not found.findings, **asdict(found)})
+        print_json({"benchmark": name, "n_tasks": n_tasks, "ok": _is_sound(found, n_tasks), **asdict(found)})
         return
     rows = [
         [each.agent, f"{each.passed} of {each.tasks}", "-" if each.mean_reward is None else f"{each.mean_reward:.3f}"]
@@ -71,8 +83,27 @@ def _print(args: argparse.Namespace, name: str, n_tasks: int, found: Findings) -
         print(_line(finding))
     if len(found.findings) > SHOWN:
         print(f"... and {len(found.findings) - SHOWN} more; --json gives all")
-    tasks = len({finding.task_id for finding in found.findings})
-    print(f"{name}: {f'{tasks} of {n_tasks} tasks have a weak verifier' if tasks else 'nothing found'}")
+    for line in _not_run(found):
+        print(line)
+    tasks, tried = len({finding.task_id for finding in found.findings}), n_tasks - len(found.not_run)
+    of = f"{tried} of {n_tasks} tasks tried: " if tried < n_tasks else ""
+    if tried == 0:
+        print(f"{name}: none of {n_tasks} tasks can run here")
+    else:
+        print(f"{name}: {of}{f'{tasks} of {tried} tasks have a weak verifier' if tasks else 'nothing found'}")
+
+
+def _not_run(found: Findings) -> list[str]:
+    """One line per reason, with the first task that has it."""
+    tasks: dict[str, list[str]] = {}
+    for each in found.not_run:
+        tasks.setdefault(each.why, []).append(each.task_id)
+    lines = [
+        f"{ids[0]}: not run here: {why}" + (f" (and {len(ids) - 1} more)" if len(ids) > 1 else "")
+        for why, ids in tasks.items()
+    ]
+    more = len(lines) - SHOWN
+    return [*lines[:SHOWN], f"... and {more} more reasons; --json gives all"] if more > 0 else lines
 
 
 def _line(finding: Finding) -> str:

@@ -8,9 +8,27 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from evsys_sdk.config.base import InferenceSpec, JsonDict, Name, Strict
+from evsys_sdk.config.base import InferenceSpec, JsonDict, KindSpec, Name, Strict
+from evsys_sdk.protocols import EnvironmentSpec
+from evsys_sdk.score_names import score_key
+
+
+class EnvironmentConfig(KindSpec):
+    """Where tasks that need an environment find it; short: the kind alone."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return EnvironmentSpec(kind=self.kind, params=dict(self.params))
+
+
+def as_environment(value: Any) -> Any:
+    """`docker` is short for `{kind: docker}`."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+EnvironmentChoice = Annotated[EnvironmentConfig, BeforeValidator(as_environment)]
 
 
 class HostedModel(InferenceSpec):
@@ -67,6 +85,9 @@ class BenchmarkEntry(Strict):
     """The agent that the model works in on these tasks, as in `rl`. Without one it answers once."""
     agent_params: JsonDict = Field(default_factory=dict)
     """Params of the agent."""
+    environment: EnvironmentChoice | None = None
+    """Where tasks that need an environment find it: `sandbox` (this machine's, the default), `docker` or another of
+    harbor's, or where a class of yours is; with settings as `{kind: docker, params: {...}}`."""
     chat_template: str | None = None
     """What renders these tasks instead of the model's own template: Jinja text, a file of it, or the name of a
     tinker-cookbook renderer."""
@@ -115,6 +136,19 @@ class BenchmarkEntry(Strict):
     @property
     def label(self) -> str:
         return self.name or self.id or str(self.path).rstrip("/").split("/")[-1]
+
+    @property
+    def score_keys(self) -> list[str]:
+        """How the entry's scores are called in the record."""
+        return [score_key(self.role, self.label, metric) for metric in self.metrics]
+
+    @field_validator("metrics")
+    @classmethod
+    def _no_slash(cls, metrics: list[str]) -> list[str]:
+        wrong = next((metric for metric in metrics if "/" in metric), None)
+        if wrong is not None:
+            raise ValueError(f"a metric's name has no slash, and {wrong!r} has; slashes separate the parts of a score")
+        return metrics
 
 
 def _as_list(value: Any) -> Any:
@@ -203,6 +237,11 @@ class Metadata(Strict):
     """Let test scores pick the best arm; the conclusion then says so."""
     benchmark: Annotated[list[BenchmarkEntry], BeforeValidator(_as_list)] = Field(default_factory=list)
     """Suites of tasks that the weights are scored on."""
+
+    @property
+    def in_loop_scores(self) -> list[str]:
+        """The validation scores that are made while a run trains."""
+        return [key for entry in self.benchmark if entry.role == "val" and entry.run_every for key in entry.score_keys]
 
     def __getitem__(self, key: str) -> Any:
         """The reference calls metadata a dict, and it can be read like one."""

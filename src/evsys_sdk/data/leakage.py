@@ -8,13 +8,15 @@ and the first of them by place. Pure functions; what is text is decided in `leak
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+from evsys_sdk.data.leakage_encodings import turned
 from evsys_sdk.data.leakage_index import Kind, Match, Sample, TaskIndex, readings_of
 from evsys_sdk.data.leakage_tally import Finding, Tally
+from evsys_sdk.data.leakage_tasks import GRAM_WORDS, TaskText
 from evsys_sdk.data.leakage_text import row_texts
 from evsys_sdk.data.leakage_words import Gram
 from evsys_sdk.data.rows import collector_paused
@@ -31,6 +33,10 @@ WORDS: dict[Kind, str] = {
     "ngram": "in part",
 }
 RANKS: dict[Kind, int] = {kind: rank for rank, kind in enumerate(WORDS)}
+MIN_TURNED = 16
+"""Letters of the shortest text that is looked for in rot13 as a whole."""
+TURNED_GRAMS = 8
+"""Phrases of a text that it is looked for by in rot13; more would make the index larger than the tasks' own."""
 _LONG, _MEMORY = 200, 500
 
 
@@ -187,11 +193,15 @@ class _Search:
     """Looks rows up in several indexes; most rows resemble nothing in any, and are done with at the first look."""
 
     def __init__(self, indexes: list[TaskIndex]):
-        self.indexes, self.is_one = indexes, len(indexes) == 1
+        self.indexes = indexes
         self.grams: frozenset[Gram] = frozenset().union(*(index.grams for index in indexes))
         self.whole = {name for index in indexes for name in (*index.by_mask, *index.by_raw)}
         self.longest = max((index.longest for index in indexes), default=0)
         self.has_pieces = any(index.pieces for index in indexes)
+        # What rot13 would make of them: the rows are turned only where one of these stands in them.
+        self.turned_grams = frozenset(gram for index in indexes for text in index.texts for gram in _turned_grams(text))
+        self.turned_whole = {turned(name) for index in indexes for name in index.by_mask if len(name) >= MIN_TURNED}
+        self.first_look = self.grams | self.turned_grams
         self._without_match: set[str] = set()
 
     def find(self, row: Row) -> dict[int, list[Match]]:
@@ -200,25 +210,40 @@ class _Search:
         for text, from_prompt in row_texts(row).items():
             if text in self._without_match:
                 continue
-            matched = False
-            for reading in readings_of(text, from_prompt, self.longest):
-                run = reading.run
-                hits = self.grams.intersection(zip(run, run[1:], run[2:], run[3:], run[4:], strict=False))
-                if not (hits or self.has_pieces or reading.mask in self.whole or text.strip() in self.whole):
-                    continue
-                for number, index in enumerate(self.indexes):
-                    if matches := index.matches(reading, hits if self.is_one else hits & index.grams):
-                        found.setdefault(number, []).extend(matches)
-                        matched = True
+            matched = self._look(text, from_prompt, found, may_be_turned=True)
             if not matched and len(text) >= _LONG:
                 self._remember(text)
         return found
+
+    def _look(self, text: str, from_prompt: bool, found: dict[int, list[Match]], *, may_be_turned: bool) -> bool:
+        """Add what the text holds to `found`, also where it holds it in rot13; whether there was anything."""
+        matched = False
+        for reading in readings_of(text, from_prompt, self.longest):
+            run = reading.run
+            hits = self.first_look.intersection(zip(run, run[1:], run[2:], run[3:], run[4:], strict=False))
+            if may_be_turned and ((hits and hits & self.turned_grams) or reading.mask in self.turned_whole):
+                matched |= self._look(turned(reading.text), from_prompt, found, may_be_turned=False)
+            if not (hits or self.has_pieces or reading.mask in self.whole or text.strip() in self.whole):
+                continue
+            for number, index in enumerate(self.indexes):
+                if matches := index.matches(reading, hits & index.grams if hits else hits):
+                    found.setdefault(number, []).extend(matches)
+                    matched = True
+        return matched
 
     def _remember(self, text: str) -> None:
         """System prompts come again and again."""
         if len(self._without_match) >= _MEMORY:
             self._without_match.clear()
         self._without_match.add(text)
+
+
+def _turned_grams(text: TaskText) -> Iterator[Gram]:
+    """Some of the text's phrases in rot13, spread over all of it."""
+    last = len(text.run) - GRAM_WORDS
+    for at in range(0, last + 1, max(1, last // TURNED_GRAMS)):
+        first, second, third, fourth, fifth = map(turned, text.run[at : at + GRAM_WORDS])
+        yield first, second, third, fourth, fifth
 
 
 def _audit(suite: Suite, tally: Tally, n_rows: int, scale: float, max_leaks: int) -> Audit:

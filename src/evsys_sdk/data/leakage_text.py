@@ -3,10 +3,11 @@
 In: a training row or a `HarborTask`. Out: texts; the forms in which they are compared are `leakage_words`'s.
 
 Of a row count: its messages, the conversation up to its last question, its instruction and history, its inputs, prompt
-and answer columns; of a row in no known shape every text column. Answers shorter than 40 characters do not count: that
-two tasks have the same answer is no leak. Of a task count: the instruction with the history before it, and what is
-expected where it is a text of at least 12 words. Images count by their address. A task's system
-prompt, rubric, tests and the rest of its `metadata` do not count.
+and answer columns, what its `metadata` and the descriptions of its `tools` say; of a row in no known shape every text
+column. Answers shorter than 40 characters do not count: that two tasks have the same answer is no leak. HTML entities
+and base64 are decoded (`leakage_encodings`). Of a task count: the instruction with the history before it, and what is
+expected where it is a text of at least 12 words. Images count by their address. A task's system prompt, rubric, tests
+and the rest of its `metadata` do not count.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from evsys_sdk.data.columns import ANSWER_COLUMNS, PROMPT_COLUMNS, find_prompt
+from evsys_sdk.data.leakage_encodings import decoded_texts, may_be_coded
 from evsys_sdk.data.leakage_words import words_of
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, block_to_image_src
 from evsys_sdk.protocols import Row
 
 MIN_ANSWER_CHARS = 40
 MIN_ANSWER_WORDS = 12
+MIN_ASIDE_CHARS = 20
+"""A text in `metadata` or in a tool's description counts from this length on; categories and names are shorter."""
 MIN_LAST_TURN_WORDS = 8
 """A task's last turn counts without the turns before it when it is at least this long; `Go on.` is nobody's copy."""
 _SHAPED = frozenset(("messages", "instruction", "inputs"))
@@ -29,6 +33,8 @@ _SYSTEM = ("system", "developer")
 _ANSWERS = frozenset((*ANSWER_COLUMNS, "target_assistant", "expected", "label"))
 _COLUMNS = _ANSWERS.union(PROMPT_COLUMNS)
 _NO_DIGITS = str.maketrans("0123456789", "ghijklmnop")  # `1.png` and `2.png` do not differ in a number
+_ASIDES = ("metadata", "tools", "functions")
+_WITH_ASIDES = frozenset((*_ASIDES, "messages"))
 _ASIDE = frozenset(("id", "task_id", "metadata", "verifier", "split", "source"))
 
 
@@ -50,7 +56,7 @@ def _block_text(block: dict[str, Any]) -> str:
 
 def task_texts(task: HarborTask) -> Iterator[tuple[str, str]]:
     """The texts by which a task is recognised, each with the part it is: `instruction` or `answer`."""
-    last = content_with_images(task.instruction)
+    last = next(decoded_texts(content_with_images(task.instruction)))
     before = _history(task.metadata)
     if before:
         yield "instruction", "\n".join([*before, last])
@@ -68,6 +74,18 @@ def _history(metadata: Any) -> list[str]:
 
 def row_texts(row: Row) -> dict[str, bool]:
     """The texts of a row that training may teach, each once, and whether the system says it."""
+    plain = _plain_texts(row)
+    if not any(map(may_be_coded, plain)):
+        return plain
+    texts: dict[str, bool] = {}
+    for text, from_system in plain.items():
+        for said in decoded_texts(text):
+            texts[said] = from_system and texts.get(said, True)
+    return texts
+
+
+def _plain_texts(row: Row) -> dict[str, bool]:
+    """The texts as they stand in the row."""
     texts: dict[str, bool] = {}
     shaped = not _SHAPED.isdisjoint(row)
     for name, value in row.items():
@@ -82,7 +100,21 @@ def row_texts(row: Row) -> dict[str, bool]:
         texts[str(find_prompt(row))] = False
     if "verifier" in row:
         texts.update(dict.fromkeys(_task_row_texts(row), False))
+    if not _WITH_ASIDES.isdisjoint(row):
+        for text in _aside_texts(row):
+            texts.setdefault(text, True)  # many rows share their tools, as they share a system prompt
     return texts
+
+
+def _aside_texts(row: Row) -> Iterator[str]:
+    """What `metadata` says, and the tools that the row or a message offers."""
+    asides = [row.get(name) for name in _ASIDES]
+    messages = row.get("messages")
+    if isinstance(messages, list):
+        asides += [message["tools"] for message in messages if isinstance(message, dict) and "tools" in message]
+    for aside in asides:
+        if aside:
+            yield from (text for text in _nested(aside) if len(text) >= MIN_ASIDE_CHARS)
 
 
 def _texts_in(value: Any) -> Iterator[tuple[str, bool]]:

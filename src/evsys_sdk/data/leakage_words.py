@@ -1,7 +1,7 @@
 """The forms in which texts are compared.
 
-In: a text. Out: its words; the same with every number as `#`, and the numbers apart. Case, punctuation and white space
-are forgotten only here, and only here it is decided what a number is.
+In: a text. Out: its words; the same with every number as `#`, and the numbers apart. Case, punctuation, white space
+and look-alike letters of other scripts are forgotten only here, and only here it is decided what a number is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+
+from evsys_sdk.data.leakage_encodings import LOOK_ALIKES
 
 Gram = tuple[str, ...]
 MAX_PIECES = 5_000
@@ -46,7 +48,8 @@ def words_of(text: str) -> list[str]:
         if _has_signs(text):
             return _ASCII_WORDS.findall(text.lower())
         return text.encode().translate(_FOLDED).decode().split()
-    return _WORDS.findall(unicodedata.normalize("NFKC", text.translate(_INVISIBLE)).casefold())
+    plain = unicodedata.normalize("NFKC", text.translate(_INVISIBLE)).casefold()
+    return _WORDS.findall(plain.translate(LOOK_ALIKES))
 
 
 def _has_signs(text: str) -> bool:

@@ -8,6 +8,7 @@ what a resumed run does anew is marked as superseded.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -120,6 +121,23 @@ class Journal:
         except ValueError as exc:
             say = f"the experiment's journal {self.path} is damaged: an event in it cannot be read"
             raise JournalDamaged(f"{say} ({exc})") from exc
+
+    def sync(self) -> None:
+        """Make every event written so far survive a crash of the machine. SQLite itself (`synchronous = NORMAL`) only
+        does so when it moves the write-ahead log into the database."""
+        with self._lock:
+            for file in (self.path.with_name(f"{self.path.name}-wal"), self.path):
+                try:
+                    descriptor = os.open(file, os.O_RDONLY)
+                except FileNotFoundError:
+                    continue
+                try:
+                    os.fsync(descriptor)
+                except OSError as exc:
+                    say = f"the experiment's journal {self.path} cannot be written to: {exc}"
+                    raise RecordLost(f"{say}; the same command resumes from what there is") from exc
+                finally:
+                    os.close(descriptor)
 
     def close(self) -> None:
         with self._lock:

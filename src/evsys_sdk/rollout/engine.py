@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.protocols import AgentSpec, FinishedRollouts, Renderer, Rollout, VerificationResult
+from evsys_sdk.protocols import AgentSpec, EnvironmentSpec, FinishedRollouts, Renderer, Rollout, VerificationResult
 from evsys_sdk.registry import verifiers
 from evsys_sdk.rollout.agents import BASE_URL, AgentClass, find_agent
 from evsys_sdk.rollout.lanes import STOPS, Grade, Job, LaneSettings, Outcome, all_of, rollout_of
@@ -91,6 +91,12 @@ class RolloutEngine:
         if max_attempts is not None:
             own.patience = replace(self.patience, retries=max_attempts - 1)
         return own
+
+    def in_environment(self, environment: EnvironmentSpec) -> RolloutEngine:
+        """This engine, with another environment for tasks that need one; both share their places."""
+        other = copy.copy(self)
+        other.settings = replace(self.settings, environment=environment)
+        return other
 
     async def roll_out(
         self,

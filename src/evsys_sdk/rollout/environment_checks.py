@@ -7,25 +7,57 @@ itself (`sandbox_environment`), and starts nothing; harbor is looked for and not
 from __future__ import annotations
 
 import importlib.util
+from functools import lru_cache
 from pathlib import Path
 
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.dockerfile import INSTEAD, fetches, missing_packages, steps_of
-from evsys_sdk.errors import DataError
+from evsys_sdk.errors import DataError, not_known
+from evsys_sdk.protocols import SANDBOX
+from evsys_sdk.rollout.harbor_package import need_harbor
 from evsys_sdk.sandbox import why_unavailable
-from evsys_sdk.task_dirs import has_own_tests, needs_of, task_directory
+from evsys_sdk.task_dirs import has_own_tests, name_problem, needs_of, task_directory
 
 
-def environment_problem(task: HarborTask) -> str | None:
+def environment_problem(task: HarborTask, environment: str = SANDBOX) -> str | None:
     """Why no rollout of this task can be made here; None where nothing stands against it."""
     if not needs_of(task):
         return None
     if importlib.util.find_spec("harbor") is None:
         return "it needs an environment, and that needs harbor: pip install 'evsys-sdk[harbor]'"
-    unavailable, folder = why_unavailable(), task_directory(task)
+    folder = task_directory(task)
+    misnamed = name_problem(folder) if folder is not None else None
+    if environment != SANDBOX or misnamed:
+        return misnamed
+    unavailable = why_unavailable()
     if unavailable or folder is None:
         return unavailable
     return files_problem(folder, tested=has_own_tests(task)) or _dockerfile_problem(folder)
+
+
+@lru_cache(maxsize=64)
+def kind_problem(kind: str) -> str | None:
+    """Why this kind of environment cannot be used here, or None: a name that does not exist, no engine, no key."""
+    if kind == SANDBOX:
+        return None
+    if importlib.util.find_spec("harbor") is None:
+        return f"environment {kind!r} needs harbor: pip install 'evsys-sdk[harbor]'"
+    need_harbor()
+    from harbor.environments.factory import EnvironmentFactory
+    from harbor.models.environment_type import EnvironmentType
+
+    is_class = ":" in kind or "." in kind
+    known = [each.value for each in EnvironmentType]
+    if not is_class and kind not in known:
+        return (
+            not_known(kind, "environment", [SANDBOX, *known]) + "; or say where its class is: my_project.MyEnvironment"
+        )
+    path = (kind if ":" in kind else ":".join(kind.rsplit(".", 1))) if is_class else None
+    try:
+        EnvironmentFactory.run_preflight(None if is_class else EnvironmentType(kind), path)
+    except (Exception, SystemExit) as exc:  # harbor says it by SystemExit
+        return f"environment {kind!r} cannot be used on this machine: {str(exc) or type(exc).__name__}"
+    return None
 
 
 def files_problem(folder: Path, *, tested: bool) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from evsys_sdk.constants import VERIFIER_SECONDS
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.errors import Cancelled
-from evsys_sdk.protocols import Rollout, RolloutStatus, Turn, VerificationResult
+from evsys_sdk.protocols import EnvironmentSpec, Rollout, RolloutStatus, Turn, VerificationResult
 from evsys_sdk.rollout.agents import AgentClass
 from evsys_sdk.rollout.policies import HttpFront, Patience, Policy
 from evsys_sdk.sandbox import SandboxUnavailable
@@ -68,15 +68,6 @@ class Limits:
         """These limits, with those that the task names."""
         own = (task.metadata.get("harbor") or {}).get("limits") or {}
         return replace(self, **{name: float(own[name]) for name in self.__dataclass_fields__ if own.get(name)})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentSpec:
-    """Where a task that needs an environment finds one."""
-
-    kind: str = "evsys_sdk.rollout.sandbox_environment:SandboxEnvironment"
-    """One of harbor's types (`docker`, `e2b`, ...), or where the class is. Ours is the local sandbox."""
-    params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

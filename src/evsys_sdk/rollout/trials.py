@@ -22,7 +22,8 @@ from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.queue import TrialQueue
 from harbor.verifier.base import BaseVerifier
 
-from evsys_sdk.errors import FOREIGN, BackendUnavailable, VerifierFailed
+from evsys_sdk.errors import FOREIGN, BackendUnavailable, VerifierFailed, shorten
+from evsys_sdk.protocols import SANDBOX, EnvironmentSpec
 from evsys_sdk.rollout.lanes import (
     AGENT_TIMEOUT,
     INFRASTRUCTURE,
@@ -38,22 +39,44 @@ from evsys_sdk.rollout.lanes import (
     usage_of,
 )
 from evsys_sdk.rollout.scratch import Scratch
-from evsys_sdk.task_dirs import has_own_tests, task_directory, write_task
+from evsys_sdk.task_dirs import has_own_tests, name_problem, task_directory, write_task
+
+SANDBOX_CLASS = "evsys_sdk.rollout.sandbox_environment:SandboxEnvironment"
+PRINTED_CHARS, TOLD_CHARS = 2000, 400
+"""How much of what the tests printed is kept in the record, and told in an error: the end of it."""
 
 
 async def run(job: Job) -> Outcome:
     """The agent's work, begun again where that may help."""
+    folder = task_directory(job.task)
+    wrong = name_problem(folder) if folder is not None else None
+    if wrong is not None:
+        return Outcome(failure=Failure(phase="environment", type="DataError", message=wrong))
     scratch = Scratch("evsys-trial-")
     work = _Work(job=job)
     _under_way[job.policy.name] = work
     try:
         outcome = await work.run(scratch.path)
         trial = (job.settings.trials_dir or scratch.path / "trials") / job.policy.name
-        return _placeless(outcome, [trial, scratch.path])
+        return _placeless(_with_output_of_tests(outcome, trial), [trial, scratch.path])
     finally:
         del _under_way[job.policy.name]
         scratch.remove()
         _forget_loggers(job.policy.name)
+
+
+def _with_output_of_tests(outcome: Outcome, trial: Path) -> Outcome:
+    """What the tests printed, in the record, and in the message where they could not grade."""
+    printed = [file.read_text(errors="replace").strip() for file in sorted(trial.glob("**/test-stdout.txt"))]
+    text = "\n".join(filter(None, printed))
+    failure = outcome.failure
+    if failure is not None and failure.phase == "verifier" and printed:
+        end = text[-TOLD_CHARS:].strip()
+        said = f"the tests printed: {shorten(end, TOLD_CHARS)}" if end else "the tests printed nothing"
+        failure = replace(failure, message=f"{failure.message}; {said}")
+    about = {**(outcome.metadata.get("verifier") or {}), "printed": text[-PRINTED_CHARS:]} if text else None
+    metadata = {**outcome.metadata, "verifier": about} if about else outcome.metadata
+    return replace(outcome, failure=failure, metadata=metadata)
 
 
 def _placeless(outcome: Outcome, places: list[Path]) -> Outcome:
@@ -202,7 +225,7 @@ def _config(job: Job, folder: Path) -> TrialConfig:
             override_setup_timeout_sec=limits.setup_seconds,
             override_timeout_sec=None if ours.get("agent_seconds") else limits.agent_seconds,
         ),
-        environment=_environment(job),
+        environment=environment_config(job.settings.environment),
         verifier=VerifierConfig(
             import_path=None if graded_by_tests else f"{__name__}:{AnswerVerifier.__name__}",
             kwargs={} if graded_by_tests else {"policy": name},
@@ -211,8 +234,10 @@ def _config(job: Job, folder: Path) -> TrialConfig:
     )
 
 
-def _environment(job: Job) -> EnvironmentConfig:
-    spec = job.settings.environment
+def environment_config(spec: EnvironmentSpec) -> EnvironmentConfig:
+    """The environment in harbor's words."""
+    if spec.kind == SANDBOX:
+        return EnvironmentConfig(import_path=SANDBOX_CLASS, kwargs=spec.params)
     if ":" in spec.kind or "." in spec.kind:
         path = spec.kind if ":" in spec.kind else ":".join(spec.kind.rsplit(".", 1))
         return EnvironmentConfig(import_path=path, kwargs=spec.params)

@@ -105,6 +105,9 @@ class DistantJournal(Journal):
     def write(self, statement: str, values: tuple[Any, ...]) -> None:
         self._line.tell("journal.write", statement, values)
 
+    def sync(self) -> None:
+        self._line.ask("journal.sync")  # calls arrive in order: what was told before is synced too
+
     def read(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = self._line.ask("journal.read", query, values)
         return rows
@@ -228,6 +231,8 @@ class Desk:
     steps_begun: int = 0
     logs: CollectedLogs = field(default_factory=CollectedLogs)
     ctx: RunContext | None = None
+    announced: bool = False
+    """Whether the callbacks have heard that the run began."""
     broken: Exception | None = None
     """What went wrong with a call that nobody waited for; the next one that somebody waits for says so."""
 
@@ -246,7 +251,7 @@ class Desk:
 
     def _do(self, call: Call) -> Any:
         place, _, name = call.what.partition(".")
-        if place == "callbacks" and name in HOOKS:
+        if place == "callbacks" and name in (*HOOKS, "doing"):
             return self._call_back(name, *call.args)
         if call.what == "journal.begin":
             self.begun = True
@@ -261,6 +266,7 @@ class Desk:
 
     def _call_back(self, hook: str, news: News, *args: Any) -> list[tuple[str, tuple[Any, ...]]]:
         ctx = self._context(news)
+        self.announced = self.announced or hook == "on_run_start"
         getattr(self.plan.callbacks, hook)(ctx, *args)
         return self.logs.take()
 
@@ -288,7 +294,7 @@ class Desk:
         and then they hear of its steps again."""
         for _ in range(self.steps_begun):
             self.plan.budget.give_back_step()
-        if self.ctx is not None:
+        if self.ctx is not None and self.announced:
             lost = RunResult(run_id=self.plan.run_id, status="cancelled", error="its worker was lost")
             self.plan.callbacks.on_run_end(self.ctx, lost)
         self.steps_begun, self.ctx, self.broken = 0, None, None

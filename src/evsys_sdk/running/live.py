@@ -27,8 +27,12 @@ from evsys_sdk.running.budget import Budget
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.pausing import Paused, was_paused_at
 from evsys_sdk.running.scoring import Scoring
+from evsys_sdk.score_names import resolve_one
 from evsys_sdk.surface import SamplingClient, discard_weights, let_go
 from evsys_sdk.training.checkpoints import manifests_in, with_paths, without_paths
+
+LAST_STEP = 2**62
+"""Later than any step."""
 
 
 @dataclass(slots=True)
@@ -208,6 +212,7 @@ class LoopHooks:
         done = [step for step in self.scored_snapshots if step < before]
         if not done:
             return
+        self.flush()  # the scores must outlive the weights they were made with
         kept = {found.sampler for manifest in manifests_in(self.ctx.output_dir) for found in manifest.checkpoints}
         service = self.ctx.extras["backend_handles"]["service"]
         for step in done:
@@ -268,6 +273,24 @@ class LoopHooks:
     def _tell_checkpoint(self, at: int, path: str) -> None:
         self.journal.add("checkpoint", {"path": path}, at=at)
         self.callbacks.on_checkpoint(self.ctx, at, path)
+
+    def flush(self) -> None:
+        self.journal.journal.sync()
+
+    def recorded_steps(self) -> int:
+        """The steps of this stage that the journal has without a gap: each with the score of every evaluation that was
+        due after it, or with a snapshot from which the score can still be made."""
+        home, at = self.ctx.output_dir.absolute(), self.first_step
+        events = self.journal.events(after=self.first_step, upto=LAST_STEP)
+        steps = {event.at for event in events if event.kind == "step"}
+        taken = {event.at: with_paths(event.data["path"], home) for event in events if event.kind == "snapshot"}
+        scored = {(event.at, event.data["split"], event.data["name"]) for event in events if event.kind == "eval"}
+        while at + 1 in steps:
+            due = [(at + 1, entry.role, entry.label) for entry in self.scoring.due(at + 1 - self.first_step)]
+            if not scored.issuperset(due) and (at + 1 not in taken or _is_gone(taken[at + 1])):
+                break
+            at += 1
+        return at - self.first_step
 
     async def resumed(self, last: KeptWeights) -> None:
         """Tell everybody again what happened up to `last`, as if it were just happening; what came later is void."""
@@ -349,17 +372,19 @@ class LoopHooks:
                 names = ", ".join(entry.label for entry in missing)
                 get_logger(__name__).warning("step %d stays unscored on %s: %s is gone", at, names, paths[at])
             elif missing and at in paths:
+                self.journal.add("snapshot", {"path": without_paths(paths[at], home)}, at=at)
                 sampler = await service.create_sampling_client(paths[at])
                 self._start(missing, sampler, at, paths[at])
             elif at in taken:
                 self.scored_snapshots[at] = taken[at]
 
     def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
+        key = resolve_one(metric, self.scoring.config.metadata.in_loop_scores)
         scored = [
             (value, result.step - self.first_step)
             for result in self.of_this_stage()
             if result.step is not None and result.step > self.first_step + after and result.split != "test"
-            if (value := eval_metrics(result).get(metric)) is not None
+            if (value := eval_metrics(result).get(key or metric)) is not None
         ]
         if not scored:
             return None

@@ -15,14 +15,15 @@ from typing import Any
 from evsys_sdk.config.metadata import Hypothesis, Metadata
 from evsys_sdk.errors import Cancelled, EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
-from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_judged, predicted_pair, speaks_of
+from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_judged, predicted_pair
 from evsys_sdk.eval.judging import catch_statistics_errors, judge_arms
 from evsys_sdk.eval.verdict import Comparison, Mode, Verdict
 from evsys_sdk.eval.verdict_text import effect, verdict_lines
 from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
-from evsys_sdk.record.conclusion import Findings, score_keys
+from evsys_sdk.record.conclusion import Findings, metric_keys, score_keys
 from evsys_sdk.running.task_values import error_counts, is_share_of_tasks, task_values
+from evsys_sdk.score_names import is_test_score, metric_of, resolve, score_key
 
 Arms = Mapping[str, Sequence[RunResult]]
 
@@ -48,9 +49,11 @@ def judge_experiment(
         hypothesis = metadata.hypothesis
         judged = None
         if isinstance(hypothesis, Hypothesis):
-            judged = _hypothesis(hypothesis, arms, metadata, searched, verdict)
+            named = hypothesis.prediction.metric
+            is_by_it = named is None or score_keys(arms, named) == keys
+            judged = _hypothesis(hypothesis, arms, metadata, searched, verdict if is_by_it else None)
         with catch_statistics_errors():
-            found = _findings(verdict, judged, metadata, only_test=all(key.startswith("test/") for key in keys))
+            found = _findings(verdict, judged, metadata, only_test=all(map(is_test_score, keys)))
             return replace(found, lines=[*found.lines, *_another_baseline(verdict, name)])
     except Cancelled:
         raise
@@ -72,7 +75,7 @@ def _judge(
 ) -> tuple[Verdict, list[str]]:
     """The verdict by one metric, and the scores that it means; EvsysError where there is none."""
     with catch_statistics_errors():
-        keys = score_keys(arms, metric)
+        keys = resolve(metric, metric_keys(arms))
         if not keys:
             raise EvsysError(f"no arm has a score for {metric}")
         baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
@@ -86,7 +89,7 @@ def _judge(
                 baseline_arm=metadata.baseline_arm,
                 untrained=untrained,
                 also=_predicted(metadata, baseline),
-                share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
+                share=all(is_share_of_tasks(metric_of(key)) for key in keys),
                 searched=searched,
                 looks=looks,
                 clusters=clusters,
@@ -114,11 +117,12 @@ def _no_verdict(why: str, arms: Arms, metadata: Metadata, searched: bool) -> Fin
 def _hypothesis(
     hypothesis: Hypothesis, arms: Arms, metadata: Metadata, searched: bool, verdict: Verdict | None = None
 ) -> HypothesisResult | None:
-    """What became of it, by its own metric; None where it names none and there is no verdict."""
+    """What became of it: by `verdict`, which is by the metric that it names, or else by its own metric; None where it
+    names none and there is no verdict."""
     prediction = hypothesis.prediction
     try:
         with catch_statistics_errors():
-            if verdict is not None and speaks_of(prediction, verdict):
+            if verdict is not None:
                 return judge_hypothesis(hypothesis, verdict)
             if not prediction.metric:
                 return None
@@ -252,7 +256,7 @@ def _clusters(arms: Arms, keys: Sequence[str]) -> tuple[dict[str, str], str]:
 
 
 def _key(result: EvalResult, score: Score) -> str:
-    return next(iter(eval_metrics(replace(result, scores=[replace(score, value=0.0)]))))
+    return score_key(result.split, result.name, score.metric)
 
 
 def _untrained(arms: Arms, keys: Sequence[str]) -> tuple[Values | None, list[EvalResult]]:

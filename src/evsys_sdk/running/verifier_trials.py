@@ -7,13 +7,16 @@ pass, and one that carries out the task's own solution and must.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.protocols import AgentSpec, Rollout
+from evsys_sdk.protocols import SANDBOX, AgentSpec, EnvironmentSpec, Rollout
 from evsys_sdk.rollout.engine import RolloutEngine
+from evsys_sdk.rollout.environment_checks import environment_problem, kind_problem
+from evsys_sdk.rollout.lanes import LaneSettings
 from evsys_sdk.surface import SamplingParams
 from evsys_sdk.task_dirs import has_own_tests, task_directory
 from evsys_sdk.verifiers.stress import ORACLE, Findings, Try, findings_of, tries_at
@@ -24,12 +27,22 @@ OF_HARBOR = {NULL: "nop", ORACLE: "oracle"}
 BELONGS_TO_THE_MACHINE = ("environment", "setup")
 
 
-async def try_verifiers(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> Findings:
+async def try_verifiers(tasks: Sequence[HarborTask], *, concurrency: int = 32, environment: str = SANDBOX) -> Findings:
     """Can these tasks be passed without solving them, and does their solution pass?"""
-    with_tests = [task for task in tasks if has_own_tests(task)]
+    unusable = await asyncio.to_thread(kind_problem, environment)
+    if unusable is not None:
+        raise EvsysError(unusable)
+    with_tests: list[HarborTask] = []
     tries = await tries_at([task for task in tasks if not has_own_tests(task)], concurrency=concurrency)
+    for task in filter(has_own_tests, tasks):
+        why = await asyncio.to_thread(environment_problem, task, environment)
+        if why is None:
+            with_tests.append(task)
+        else:
+            tries.append(Try(agent=NULL, task=task, reward=None, output="", not_run=why))
     if with_tests:
-        engine = RolloutEngine(concurrency=concurrency)
+        settings = LaneSettings(environment=EnvironmentSpec(kind=environment))
+        engine = RolloutEngine(concurrency=concurrency, settings=settings)
         tries += await _tries(NULL, with_tests, engine)
         tries += await _tries(ORACLE, [task for task in with_tests if _has_solution(task)], engine)
     return findings_of(tasks, tries)
@@ -53,8 +66,8 @@ async def _tries(agent: str, tasks: list[HarborTask], engine: RolloutEngine) -> 
 
 
 def _tried(agent: str, task: HarborTask, rollout: Rollout) -> Try:
-    if rollout.error and rollout.error.startswith(tuple(f"the {phase}" for phase in BELONGS_TO_THE_MACHINE)):
-        raise EvsysError(f"task {task.task_id!r} could not be run here: {rollout.error}")
     done = "the task's own solution" if agent == ORACLE else "nothing"
+    if rollout.error and rollout.error.startswith(tuple(f"the {phase}" for phase in BELONGS_TO_THE_MACHINE)):
+        return Try(agent=agent, task=task, reward=None, output=done, not_run=rollout.error)
     error = rollout.error if rollout.reward is None else None
     return Try(agent=agent, task=task, reward=rollout.reward, output=done, error=error)

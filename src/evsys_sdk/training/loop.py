@@ -32,6 +32,7 @@ from evsys_sdk.surface import (
 )
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.checkpoints import Checkpoint, Manifest, manifest_path
+from evsys_sdk.training.rollout_log import trim
 from evsys_sdk.training.step_metrics import learning_metrics, speed_metrics
 
 
@@ -228,6 +229,23 @@ class TrainingLoop:
         self._choose()
         return result
 
+    def _recorded(self) -> list[Checkpoint]:
+        """The whole checkpoints, the newest first, whose earlier steps the record has. A checkpoint brings its own step
+        with it; the steps before it are only in the record, which a crash of the machine can have cut short."""
+        whole = self.manifest.whole()
+        if not self.ctx.hooks or not whole:
+            return whole
+        recorded = self.ctx.hooks.recorded_steps()
+        if whole[0].step > recorded + 1:
+            get_logger(__name__).warning(
+                "%s: the journal lost what happened after step %d, so the checkpoint of step %d is not used",
+                self.ctx.run_id,
+                recorded,
+                whole[0].step,
+            )
+            self.manifest.distrust(after=recorded + 1)
+        return self.manifest.whole()
+
     async def _save_to_resume(self) -> None:
         """Save the step that the run is stopped at, unless it is saved already. A checkpoint that the plan does not ask
         for is temporary, so that a resumed run leaves what an undisturbed one leaves."""
@@ -260,6 +278,7 @@ class TrainingLoop:
     async def _resume(self) -> bool:
         """Take up what an earlier attempt left; True when training had ended there."""
         last = await self._load_last()
+        trim(self.ctx.output_dir, self.ctx.stage, upto=last.step if last else 0)
         if last:
             if isinstance(self.builder, Resumable):
                 await self.builder.restore(last.progress)
@@ -274,7 +293,7 @@ class TrainingLoop:
 
     async def _load_last(self) -> Checkpoint | None:
         """The newest checkpoint that the backend can load, loaded."""
-        for found in self.manifest.whole():
+        for found in self._recorded():
             try:
                 await self.client.load_state(found.state, optimizer=True)
                 return found
@@ -293,6 +312,8 @@ class TrainingLoop:
         if failures:
             raise failures[0]
         progress = await self.builder.progress() if isinstance(self.builder, Resumable) else {}
+        if self.ctx.hooks:
+            self.ctx.hooks.flush()  # a checkpoint must not outlive the record of the steps before it
         result.checkpoint = self.manifest.complete(
             Checkpoint(
                 step=weights.step,

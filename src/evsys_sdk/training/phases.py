@@ -73,6 +73,12 @@ class PhaseHooks:
     def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
         self.hooks.checkpoint(self.phase.first + step, path, planned=planned)
 
+    def flush(self) -> None:
+        self.hooks.flush()
+
+    def recorded_steps(self) -> int:
+        return max(0, self.hooks.recorded_steps() - self.phase.first)
+
     async def resumed(self, last: KeptWeights) -> None:
         self.phase.reached(last.step)
         await self.hooks.resumed(

@@ -32,6 +32,18 @@ def log_rollouts(run_dir: Path, step: int, rollouts: list[Rollout], *, limit: in
         handle.write(b"".join(lines))
 
 
+def trim(run_dir: Path, stage: str | None, *, upto: int) -> None:
+    """Remove a stage's lines of steps later than `upto`, which are going to be done again."""
+    path = run_dir / FILE
+    if not path.is_file():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines]
+    kept = [line for line, row in zip(lines, rows, strict=True) if row["stage"] != stage or row["step"] <= upto]
+    if len(kept) < len(lines):
+        path.write_bytes(b"".join(kept))
+
+
 def carry_over(source: Path, run_dir: Path, counts: Callable[[str | None, int], bool]) -> None:
     """Take over the lines of an earlier attempt, set aside in `source`, whose stage and step still count."""
     try:

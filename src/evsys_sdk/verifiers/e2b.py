@@ -110,7 +110,7 @@ async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
     if missing:
         raise VerifierFailed(f"{missing}: {INSTEAD}, or install it here")
     recipe = recipe_of(cfg.dockerfile)
-    async with Sandbox(folders=(recipe.workdir, TESTS), read_only=(TESTS,)) as box:
+    async with Sandbox(folders=(recipe.workdir, TESTS), read_only=(TESTS,), aliases=recipe.aliases) as box:
         for path, content in files.items():
             box.write(path, content)
         for step in recipe.steps:

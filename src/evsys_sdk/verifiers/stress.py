@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from evsys_sdk.answers import parsed_json, wanted_answer
 from evsys_sdk.constants import VERIFIER_SECONDS
-from evsys_sdk.data_types import HarborTask, InProcessVerifier, content_text
+from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, content_text
 from evsys_sdk.errors import EvsysError, MissingDependency, shorten
 from evsys_sdk.sandbox import SandboxUnavailable
-from evsys_sdk.verifiers.grading import grade
+from evsys_sdk.verifiers.grading import grade, grading_problem
 
 PASS = 1.0
 ORACLE = "oracle"
@@ -54,6 +54,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotRun:
+    """One task that could not be tried on this machine; that says nothing about its verifier."""
+
+    task_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
     """How one agent fared over all tasks."""
 
@@ -71,7 +79,9 @@ class Findings:
     agents: list[AgentReport]
     findings: list[Finding]
     without_solution: list[str] = field(default_factory=list)
-    """Tasks for which no solution is known, so that nobody can say whether one would pass."""
+    """Tasks for which no solution is known, so that whether one would pass is not known either."""
+    not_run: list[NotRun] = field(default_factory=list)
+    """Tasks that could not be tried here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +93,8 @@ class Try:
     reward: float | None
     output: str
     error: str | None = None
+    not_run: str | None = None
+    """Why the task could not be tried here at all."""
 
 
 async def stress(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> Findings:
@@ -108,11 +120,14 @@ async def tries_at(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> lis
 
 def findings_of(tasks: Sequence[HarborTask], tries: Sequence[Try]) -> Findings:
     """What the tries at these tasks have shown."""
-    known = {found.task.task_id for found in tries if found.agent == ORACLE}
+    not_run = {found.task.task_id: found.not_run for found in tries if found.not_run is not None}
+    tried = [found for found in tries if found.task.task_id not in not_run]
+    known = {found.task.task_id for found in tried if found.agent == ORACLE} | not_run.keys()
     return Findings(
-        agents=[_report(agent, tries) for agent in dict.fromkeys(found.agent for found in tries)],
-        findings=_one_break_per_task([finding for finding in map(_finding, tries) if finding]),
+        agents=[_report(agent, tried) for agent in dict.fromkeys(found.agent for found in tried)],
+        findings=_one_break_per_task([finding for finding in map(_finding, tried) if finding]),
         without_solution=[task.task_id for task in tasks if task.task_id not in known],
+        not_run=[NotRun(task_id=task_id, why=why) for task_id, why in not_run.items()],
     )
 
 
@@ -120,7 +135,7 @@ async def _best(agent: str, task: HarborTask, outputs: Sequence[str]) -> Try:
     best: Try | None = None
     for output in outputs:
         found = await _tried(agent, task, output)
-        if found.error is not None or (found.reward or 0.0) >= PASS:
+        if found.error is not None or found.not_run is not None or (found.reward or 0.0) >= PASS:
             return found
         if best is None or (found.reward or 0.0) > (best.reward or 0.0):
             best = found
@@ -129,10 +144,13 @@ async def _best(agent: str, task: HarborTask, outputs: Sequence[str]) -> Try:
 
 
 async def _tried(agent: str, task: HarborTask, output: str) -> Try:
+    missing = grading_problem(task) if isinstance(task.verifier, E2BVerifier) else None
+    if missing is not None:
+        return Try(agent=agent, task=task, reward=None, output=output, not_run=missing)
     try:
         verdict = await grade(task, output, seconds=VERIFIER_SECONDS)
-    except (SandboxUnavailable, MissingDependency):  # of this machine, not of the verifier
-        raise
+    except (SandboxUnavailable, MissingDependency) as exc:  # of this machine, not of the verifier
+        return Try(agent=agent, task=task, reward=None, output=output, not_run=str(exc))
     except EvsysError as exc:
         return Try(agent=agent, task=task, reward=None, output=output, error=str(exc))
     return Try(agent=agent, task=task, reward=verdict.reward, output=output)

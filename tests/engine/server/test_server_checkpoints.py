@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -145,3 +148,45 @@ def test_any_way_to_write_the_models_folder_is_its_name(tmp_path, monkeypatch):
     naming = Naming(info("model", tmp_path / "model"))
     for name in ("model", "./model", str(tmp_path / "model"), f"{tmp_path}/model/"):
         naming.check(name)
+
+
+KILLED_SERVER = """
+import os, signal, sys
+from pathlib import Path
+from evsys_engine.server import checkpoints
+from evsys_engine.server.checkpoints import Checkpoints, TinkerPath
+
+def write(folder):
+    folder.mkdir(parents=True)
+    (folder / "adapter.bin").write_bytes(b"x" * 1000)
+    if sys.argv[2] == "while writing":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+store, path = Checkpoints(Path(sys.argv[1])), TinkerPath("run", "weights", "step-1")
+if sys.argv[2] == "between the renames":
+    store.save(path, write, {"version": 1})
+    replace = os.replace
+    def killed(source, target):
+        replace(source, target)
+        if str(target).endswith("-old"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.replace = killed
+store.save(path, write, {"version": 2}, overwrite=True)
+"""
+
+
+@pytest.mark.parametrize(("when", "version"), [("while writing", None), ("between the renames", 1)])
+def test_what_a_killed_server_was_writing_is_swept(tmp_path, when, version):
+    done = subprocess.run([sys.executable, "-c", KILLED_SERVER, str(tmp_path / "store"), when], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    drafts = [path for path in (tmp_path / "store").rglob(".*") if path.name != ".lock"]
+    assert drafts, "the kill left something"
+    store = Checkpoints(tmp_path / "store")
+    assert not [path for path in (tmp_path / "store").rglob(".*") if path.name != ".lock"]
+    path = TinkerPath("run", "weights", "step-1")
+    if version is None:
+        with pytest.raises(UnknownCheckpoint):
+            store.find(path)
+    else:
+        assert store.facts(path)["version"] == version, "the older version counts until the new one is in place"
+    store.close()

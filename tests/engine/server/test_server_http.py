@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
 import json
 import socket
+import tarfile
 import threading
 import time
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -195,8 +200,47 @@ def test_a_checkpoint_id_without_its_kind_is_named_as_such(plain, toy):
     _, model = plain.open_model(toy.info.name)
     for method, path in (("DELETE", "one"), ("PUT", "one/ttl")):
         status, answer = plain(f"training_runs/{model}/checkpoints/{path}", method=method)
-        assert status == 400 and "weights/one or sampler_weights/one" in answer["detail"]
+        assert (
+            status == 400
+            and "Invalid checkpoint identifier 'one'. Expected format 'weights/<name>'" in answer["detail"]
+        )
+    assert plain(f"training_runs/{model}/checkpoints/a/b/c", method="DELETE")[0] == 400
     assert plain(f"training_runs/{model}/checkpoints/weights/one", method="DELETE")[0] == 404
+
+
+@pytest.mark.parametrize("key", [None, "tml-secret"])
+def test_a_checkpoint_can_be_downloaded_as_an_archive(toy, tmp_path, key):
+    headers = {"X-API-Key": key} if key else {}
+    with background_server(toy, tmp_path, Address(key=key), limits=Limits(archive_seconds=600)) as server:
+        plain = Plain(server.url)
+        session = plain("create_session", {}, **headers)[1]["session_id"]
+        ask = {"session_id": session, "model_seq_id": 0, "base_model": toy.info.name}
+        made = plain("create_model", ask, **headers)[1]
+        model = plain("retrieve_future", {"request_id": made["request_id"]}, **headers)[1]["model_id"]
+        for route in ("save_weights_for_sampler", "save_weights"):
+            ticket = plain(route, {"model_id": model, "path": "one"}, **headers)[1]
+            assert "path" in plain("retrieve_future", {"request_id": ticket["request_id"]}, **headers)[1]
+        names = {}
+        for checkpoint in ("sampler_weights/one", "one", "weights/one"):
+            path = f"training_runs/{model}/checkpoints/{checkpoint}/archive"
+            assert key is None or plain(path)[0] == 401
+            status, found = plain(path, **headers)
+            assert status == 200 and datetime.fromisoformat(found["expires"]) > datetime.now(UTC)
+            with urllib.request.urlopen(found["url"], timeout=20) as answer:  # no key: the address is the secret
+                packed = io.BytesIO(answer.read())
+            with tarfile.open(fileobj=packed, mode="r:gz") as archive:
+                names[checkpoint] = archive.getnames()
+        assert names["one"] == names["sampler_weights/one"] == ["checkpoint.json", "delta.json"]
+        assert "steps.json" in names["weights/one"]
+        assert plain(f"training_runs/{model}/checkpoints/two/archive", **headers)[0] == 404
+        assert plain("archives/../checkpoint.json", **headers)[0] == 404
+        now = [time.monotonic() + 601]
+        server.service.archives._clock = lambda: now[0]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(found["url"], timeout=20)
+        server.service.archives.sweep()
+        assert list((tmp_path / ".archives").iterdir()) == []
+    assert not (tmp_path / ".archives").exists()
 
 
 def test_an_answer_is_json_whatever_the_numbers(plain, toy, monkeypatch):

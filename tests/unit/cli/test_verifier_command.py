@@ -114,6 +114,39 @@ def test_tests_in_an_environment_are_tried_by_doing_nothing_and_by_the_tasks_own
     assert told["without_solution"] == ["always", "broken"]
 
 
+def test_a_task_that_cannot_run_here_is_named_and_the_others_are_tried(tmp_path, capsys):
+    pytest.importorskip("harbor", reason="needs the extra harbor")
+    if why_unavailable():
+        pytest.skip(why_unavailable())
+    suite = tmp_path / "suite"
+    task_directory(suite, "a-installs", LOOKS.format("x"))
+    (suite / "a-installs/environment/Dockerfile").write_text("FROM debian\nRUN apt-get install -y no-such-package\n")
+    task_directory(suite, "b-fails", LOOKS.format("x"))
+    (suite / "b-fails/environment/Dockerfile").write_text("FROM debian\nRUN exit 7\n")
+    task_directory(suite, "c-misnamed", LOOKS.format("x"))
+    (suite / "c-misnamed/task.toml").write_text('[task]\nname = "no organisation"\n')
+    target = task_directory(suite, "d-sound", LOOKS.format("d"), "touch /app/d\n")
+    assert main(["verifier", "test", target]) == 0
+    out = capsys.readouterr().out
+    assert "a-installs: not run here: the dockerfile installs no-such-package" in out
+    assert "b-fails: not run here: the environment: SandboxBuildFailedError" in out and "exit code 7" in out
+    assert "c-misnamed: not run here:" in out and "must be <organisation>/<name>" in out
+    assert "suite: 1 of 4 tasks tried: nothing found" in out
+    assert main(["verifier", "test", target, "--json", "--limit", "3"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [each["task_id"] for each in told["not_run"]] == ["a-installs", "b-fails", "c-misnamed"] or {
+        each["task_id"] for each in told["not_run"]
+    } == {"a-installs", "b-fails", "c-misnamed"}
+    assert told["ok"] is False and told["findings"] == []
+
+
+def test_another_environment_is_named_on_the_command_line(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("harbor", reason="needs the extra harbor")
+    target = task_directory(tmp_path / "suite", "a", LOOKS.format("x"))
+    assert main(["verifier", "test", target, "--environment", "dokcer"]) != 0
+    assert "closest: docker" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -10,9 +11,11 @@ pytest.importorskip("harbor", reason="needs the extra harbor")
 
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier
-from evsys_sdk.protocols import AgentSpec
+from evsys_sdk.protocols import AgentSpec, EnvironmentSpec
 from evsys_sdk.rollout.engine import RolloutEngine
+from evsys_sdk.rollout.environment_checks import environment_problem, kind_problem
 from evsys_sdk.rollout.lanes import LaneSettings
+from evsys_sdk.rollout.trials import environment_config
 from evsys_sdk.sandbox import SandboxUnavailable, why_unavailable
 from evsys_sdk.surface import SamplingParams
 from evsys_sdk.task_dirs import read_task, write_task
@@ -71,6 +74,38 @@ async def test_a_task_directory_runs_as_it_is(tmp_path):
     (folder / "task.toml").write_text('schema_version = "1.0"\n')
     rollout = await roll(read_task(folder), bash('touch "$NAME"'), "done")
     assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error
+
+
+def _with_links(tmp_path, copy):
+    """A task whose environment/ holds a file, a link to it, and links to a file and a folder of the machine."""
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "key").write_text("secret\n")
+    folder = write_task(task("find /app | sort; ! grep -rq secret /app && cat /app/own.txt\n"), tmp_path / "x")
+    place = folder / "environment"
+    (place / "Dockerfile").write_text(f"FROM debian\nWORKDIR /app\n{copy}\n")
+    (place / "own.txt").write_text("1\n")
+    (place / "same.txt").symlink_to("own.txt")
+    (place / "key.txt").symlink_to(tmp_path / "machine" / "key")
+    (place / "folder").symlink_to(tmp_path / "machine")
+    (folder / "task.toml").write_text('schema_version = "1.0"\n')
+    return read_task(folder)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("copy", ["COPY . .", "COPY / /app/", "COPY own.txt same.txt ./"])
+async def test_links_in_an_environment_that_leave_it_are_not_copied(tmp_path, copy):
+    rollout = await roll(_with_links(tmp_path, copy), bash("ls; cat same.txt key.txt folder/key"), "done")
+    assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error
+    heard = rollout.metadata["prompts"][1]
+    assert "secret" not in heard and "1" in heard, "a link within environment/ is a file like others"
+
+
+@needs_sandbox
+@pytest.mark.parametrize("copy", ["COPY key.txt .", "COPY folder ./f", "COPY * .", "COPY ../../machine/key ."])
+async def test_a_dockerfile_that_asks_for_such_a_link_is_refused_with_the_place(tmp_path, copy):
+    rollout = await roll(_with_links(tmp_path, copy), "done")
+    assert rollout.status == "infra_error"
+    assert "outside of the task's environment/" in rollout.error and "not copied" in rollout.error
 
 
 @needs_sandbox
@@ -193,6 +228,96 @@ async def test_the_same_mistake_in_many_rollouts_is_told_in_the_same_words(tmp_p
     errors = {(await roll(broken, "done", settings=settings)).error for _ in range(2)}
     [error] = errors
     assert said in error and "verifier/reward.txt" in error and "/tmp" not in error and str(tmp_path) not in error
+
+
+@needs_sandbox
+async def test_what_broken_tests_printed_is_in_the_record_and_in_the_message():
+    broken = await roll(task("echo looking for it; no-such-command --now\n# writes no /logs/verifier/reward\n"), "done")
+    assert (broken.status, broken.reward) == ("infra_error", None)
+    assert "the tests printed: looking for it" in broken.error and "no-such-command: command not found" in broken.error
+    assert "exit code 127" in broken.error
+    assert broken.metadata["verifier"]["printed"].startswith("looking for it\n")
+    silent = await roll(task("exit 3  # writes nothing to /logs/verifier/reward.txt\n"), "done")
+    assert "the tests ended with exit code 3" in silent.error
+    fine = await roll(task("echo all well\n"), "done")
+    assert fine.reward == 1.0 and fine.metadata["verifier"]["printed"] == "all well"
+
+
+@needs_sandbox
+async def test_tests_whose_command_is_not_there_say_nothing_about_the_model():
+    rollout = await roll(task("no-such-command\n"), "done")
+    assert (rollout.status, rollout.reward) == ("infra_error", None) and "no-such-command" in rollout.error
+
+
+@needs_sandbox
+async def test_a_dockerfiles_own_texts_and_further_names_of_programs_are_there(tmp_path):
+    folder = write_task(task("true\n"), tmp_path / "x")
+    (folder / "environment" / "Dockerfile").write_text(HEREDOC)
+    (folder / "task.toml").write_text('schema_version = "1.0"\n')
+    check = "python -V && python3.99 -V && test $(cat /app/made /app/said /app/more/B | tr -d '\\n') = onehello2\n"
+    (folder / "tests" / "run_tests.sh").write_text(check)
+    rollout = await roll(read_task(folder), "done")
+    assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error or rollout.metadata["verifier"]
+
+
+HEREDOC = """FROM debian
+WORKDIR /app
+ENV WORD=hello PATH="/opt/x:$PATH"
+RUN apt-get update && ln -s $(which python3) /usr/local/bin/other; ln -s /usr/bin/python3 /usr/bin/python3.99
+RUN <<EOF
+set -e
+echo one > made
+EOF
+COPY <<EOF said
+$WORD
+EOF
+COPY <<A <<B more/
+1
+A
+2
+B
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        (
+            '[task]\nname = "my task!"\n',
+            r"task.toml: task.name = 'my task!' must be <organisation>/<name>.*local/my-task",
+        ),
+        ('[task]\nversion = "1"\n', r"task.toml: \[task\] has no name: add name = \"<organisation>/x\""),
+    ],
+)
+async def test_a_name_that_harbor_does_not_take_is_told_in_our_words(tmp_path, section, words):
+    folder = write_task(task("true\n"), tmp_path / "x")
+    (folder / "task.toml").write_text(f'schema_version = "1.0"\n{section}')
+    rollout = await roll(read_task(folder), "done")
+    assert rollout.status == "infra_error" and re.search(words, rollout.error), rollout.error
+    assert re.search(words, environment_problem(read_task(folder)))
+
+
+def test_an_environment_that_does_not_exist_or_cannot_be_had_is_told_by_name(monkeypatch, tmp_path):
+    kind_problem.cache_clear()
+    assert kind_problem("sandbox") is None
+    assert "closest: docker" in kind_problem("dokcer")
+    assert "importing" in kind_problem("no.such.Environment") or "no" in kind_problem("no.such.Environment")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert kind_problem("docker") == (
+        "environment 'docker' cannot be used on this machine: Docker is not installed or not on PATH. "
+        "Please install Docker and try again."
+    )
+    kind_problem.cache_clear()
+
+
+async def test_an_engine_makes_the_environment_that_it_is_told_to():
+    engine = RolloutEngine().in_environment(EnvironmentSpec(kind="docker", params={"keep_containers": True}))
+    config = environment_config(engine.settings.environment)
+    assert (config.type.value, config.kwargs, config.import_path) == ("docker", {"keep_containers": True}, None)
+    ours = environment_config(RolloutEngine().settings.environment)
+    assert ours.import_path.endswith(":SandboxEnvironment")
+    own = environment_config(EnvironmentSpec(kind="my.place.Environment"))
+    assert own.import_path == "my.place:Environment"
 
 
 @needs_sandbox

@@ -9,7 +9,7 @@ import pytest
 from evsys_sdk import sandbox
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, LLMJudgeVerifier
 from evsys_sdk.registry import inference, register_inference, register_verifier, verifiers
-from evsys_sdk.sandbox import SandboxUnavailable, why_unavailable
+from evsys_sdk.sandbox import why_unavailable
 from evsys_sdk.verifiers.stress import Findings, expected_answers, solutions, stress
 
 
@@ -159,5 +159,9 @@ async def test_a_machine_without_a_sandbox_is_no_finding(monkeypatch):
     monkeypatch.delenv("E2B_API_KEY", raising=False)
     monkeypatch.setattr(sandbox, "why_unavailable", lambda: "no bubblewrap")
     plan = E2BVerifier(dockerfile="FROM x", test_sh="true")
-    with pytest.raises(SandboxUnavailable, match="no bubblewrap"):
-        await stress([HarborTask(task_id="t", instruction="?", verifier=plan)])
+    red, blue = (InProcessVerifier(fn_name="exact_match", expected=colour) for colour in ("red", "blue"))
+    plans = {"t": plan, "r": red, "b": blue}
+    tasks = [HarborTask(task_id=name, instruction="?", verifier=each) for name, each in plans.items()]
+    found = await stress(tasks)
+    assert found.findings == [] and [(each.task_id, each.why) for each in found.not_run] == [("t", "no bubblewrap")]
+    assert {report.tasks for report in found.agents} == {2}, "the other tasks are tried"

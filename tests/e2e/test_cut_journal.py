@@ -1,0 +1,98 @@
+"""A journal that lost its tail in a crash of the machine is not believed: lost steps are done again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from evsys_sdk.experiment import Experiment
+
+PARTS = [0, 2, 5, *range(10, 100, 8), 97, 99, 100]
+"""Of the write-ahead log, in percent, that are left."""
+DEADLY = """
+import os, signal
+from evsys_sdk import register_callback
+
+@register_callback("deadly")
+class Deadly:
+    only_watches = True
+
+    def on_step(self, ctx, step, metrics):
+        if step == 16 and os.path.exists("die"):
+            os.remove("die")
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+SFT = {"kind": "sft", "params": {"max_steps": 20, "batch_size": 4, "learning_rate": 1e-3, "save_every": 5}}
+RL = {
+    "kind": "rl",
+    "params": {"max_steps": 18, "batch_size": 2, "num_samples": 4, "save_every": 5, "max_tokens": 6,
+               "learning_rate": 1e-2, "drop_constant_reward": False, "async_steps": 1},
+}  # fmt: skip
+PHASE = {"max_steps": 9, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3}
+COMBO = {
+    "kind": "combo",
+    "params": {"phases": [{"name": n, "algorithm": {"kind": "sft", "params": PHASE}} for n in "ab"]},
+}
+ENTRIES = [
+    {"name": "colours", "path": "bench", "split": "val", "run_every": 3, "temperature": 0, "baseline": True},
+    {"name": "colours", "path": "bench", "split": "test", "temperature": 0},
+]
+
+
+@pytest.mark.parametrize("algorithm", [SFT, RL, COMBO], ids=["sft", "rl", "combo"])
+def test_a_run_whose_journal_was_cut_ends_as_if_nothing_had_happened(
+    project, minimal_run, record_tree, algorithm, capfd
+):
+    (project.root / "deadly.py").write_text(DEADLY)
+    project.write_tasks()
+    data = {"data": {"path": "bench/tasks.jsonl"}} if algorithm is RL else {}
+    run = minimal_run(algorithm=algorithm, eval={"enabled": False}, **data)
+
+    def config(folder):
+        return project.config(
+            run=run,
+            imports=["deadly"],
+            callbacks=[{"kind": "local_logger"}, {"kind": "csv_metrics"}, {"kind": "deadly"}],
+            metadata={"benchmark": ENTRIES, "allow_test_selection": True},
+            output_dir=f"./{folder}/out",
+        )
+
+    Experiment.from_yaml(config("whole")).run()
+    whole = record_tree(project.root / "whole/out")
+    (project.root / "die").write_text("")
+    assert project.evsys("run", config("killed")).returncode == -signal.SIGKILL
+    log = project.root / "killed/out/hello_sft.journal.sqlite-wal"
+    size, again = log.stat().st_size, 0
+    assert size > 20_000
+    for part in PARTS:
+        copy = project.root / f"cut{part}"
+        shutil.copytree(project.root / "killed", copy)
+        with open(copy / "out" / log.name, "r+b") as handle:
+            handle.truncate(size * part // 100)
+        result = Experiment.from_yaml(config(copy.name)).run()
+        assert result.completed, (part, result.runs[0].error)
+        found = record_tree(copy / "out")
+        assert found.keys() == whole.keys(), part
+        for name, records in whole.items():
+            assert found[name] == records, f"{part} %: {name}"
+        again += "the journal lost what happened after step" in capfd.readouterr().err
+        shutil.rmtree(copy)
+    assert again >= 3, "some cuts took steps away that a checkpoint rests on"
+
+
+def test_the_journal_is_durable_before_a_checkpoint_is_complete(project, minimal_run, monkeypatch):
+    from evsys_sdk.record.journal import Journal
+
+    synced, manifest = [], project.root / "outputs/r0/checkpoints.json"
+
+    def sync(self):
+        told = json.loads(manifest.read_text())["checkpoints"]
+        synced.append([(found["step"], found["complete"]) for found in told])
+
+    monkeypatch.setattr(Journal, "sync", sync)
+    run = minimal_run(algorithm__params={"max_steps": 4, "save_every": 2, "batch_size": 4}, eval={"enabled": False})
+    Experiment.from_yaml(project.config(run=run)).run()
+    assert synced == [[(2, False)], [(2, True), (4, False)]]
