@@ -6,6 +6,8 @@ In: nothing; scores are made up. Out: a table, or `--json`; exit code 1 when a g
 A world has tasks of mixed difficulty (Beta), arms that find different tasks hard, and seeds that move an arm by 0 to 15
 points or so. `passes` are 0 or 1, `alike` are 0 or 1 on tasks that are all equally hard, `parts` are shares of four
 tries, `seconds` are long-tailed numbers on an open scale. One seed speaks of its weights, several of the recipe.
+Null worlds have equal arms under conditions that break the usual assumptions: seeds of one arm that scatter ten times
+as much, twenty arms whose seeds scatter, tasks made from templates, and seeds added until something is significant.
 
     python perf/coverage.py            # a minute or two
     python perf/coverage.py --full     # all worlds, some 30 minutes, into perf/results/coverage.json
@@ -38,8 +40,9 @@ SCATTERS = {"passes": (0.0, 0.1, 0.35, 1.0), "seconds": (0.0, 5.0, 15.0, 50.0)}
 """Standard deviation of a seed's effect: on the logit, or in seconds of about 100."""
 DIFFICULTY = {"passes": (0.6, 2.0), "alike": (0.7, 1e6), "parts": (0.6, 2.0)}
 """Mean and concentration of the tasks' Beta distribution."""
-FALSE_WINNERS, BIAS, COVERED = 0.05, 0.005, (0.93, 0.97)
-"""Goals: false winners among equals; bias of the winner's score; coverage, on average and at the least."""
+FALSE_WINNERS, BIAS, COVERED, NULL = 0.05, 0.005, (0.93, 0.99), 0.06
+"""Goals: false winners among equals; bias of the winner's score; coverage, at the least and on average (two or three
+seeds make intervals that are wider than need be where seeds do not matter); false verdicts in the null worlds."""
 
 type Array = NDArray[np.float64]
 
@@ -165,19 +168,70 @@ def equal_arms(repeats: int, *, seeds: int, scatter: float) -> dict[str, Any]:
     }
 
 
+def null_worlds(repeats: int) -> list[dict[str, Any]]:
+    """False verdicts among equal arms: how often any arm is told from the first, by judged worlds of numbers."""
+    worlds = [
+        ("2 arms, 2 seeds, one scatters 10 times as much", {"seeds": 2, "scatters": (0.02, 0.2)}),
+        ("2 arms, 3 seeds, the baseline scatters 10 times as much", {"seeds": 3, "scatters": (0.2, 0.02)}),
+        ("20 arms, 3 seeds that scatter", {"seeds": 3, "scatters": (0.1,) * 20}),
+        ("2 arms, 10 templates x 20 tasks, 1 seed", {"seeds": 1, "scatters": (0.0, 0.0), "templates": 10}),
+        ("2 arms, 10 templates x 20 tasks, 3 seeds", {"seeds": 3, "scatters": (0.05, 0.05), "templates": 10}),
+        ("2 arms, seeds added one by one from 3 to 10", {"seeds": 10, "scatters": (0.1, 0.1), "first_look": 3}),
+    ]
+    found = []
+    for number, (name, world) in enumerate(worlds):
+        chance = np.random.default_rng(number)
+        some = max(1, repeats // 4) if len(world["scatters"]) > 2 else repeats
+        wrong = sum(_is_told_apart(chance, **world) for _ in range(some))
+        found.append({"world": name, "repeats": some, "false_verdicts": round(wrong / some, 4)})
+    return found
+
+
+def _is_told_apart(
+    chance: np.random.Generator,
+    *,
+    seeds: int,
+    scatters: tuple[float, ...],
+    templates: int | None = None,
+    first_look: int | None = None,
+) -> bool:
+    """Whether equal arms on 200 tasks are told apart, at any look where there are several."""
+    arms, tasks = len(scatters), 200
+    values = chance.normal(0, 0.2, (1, 1, tasks)) + chance.normal(0, 0.15, (arms, 1, tasks))
+    values = values + chance.normal(0, 0.3, (arms, seeds, tasks))
+    values = values + np.array(scatters)[:, None, None] * chance.standard_normal((arms, seeds, 1))
+    if templates:
+        values = values + np.repeat(chance.normal(0, 0.15, (arms, 1, templates)), tasks // templates, axis=2)
+    for look, upto in enumerate(range(first_look or seeds, seeds + 1), start=1):
+        names = [f"t{task:03d}" for task in range(tasks)]
+        scores = [
+            ArmScores(arm=f"a{i}", seeds={s: dict(zip(names, row.tolist(), strict=True)) for s, row in enumerate(arm)})
+            for i, arm in enumerate(values[:, :upto])
+        ]
+        clusters = {name: f"c{i * templates // tasks}" for i, name in enumerate(names)} if templates else None
+        verdict = judge_arms(scores, metric="reward", share=False, looks=look, clusters=clusters)
+        if any(arm.verdict in ("better", "worse") for arm in verdict.arms):
+            return True
+    return False
+
+
 def measure(repeats: int, *, full: bool) -> dict[str, Any]:
     rows = [measured(cell, repeats, seed) for seed, cell in enumerate(cells(full=full))]
     equals = [equal_arms(1000 if full else 300, seeds=s, scatter=x) for s, x in ((1, 0.0), (2, 0.1), (3, 0.35))]
     found = [row[name] for row in rows for name in ("arm", "difference") if row[name] is not None and row["arms"] > 1]
+    nulls = null_worlds(2000 if full else 200)
     chance = 3 * (0.93 * 0.07 / repeats) ** 0.5  # of the lowest of many
+    spread = [2 * (NULL * (1 - NULL) / one["repeats"]) ** 0.5 for one in nulls]
     goal = {
         "false_winners": max(one["false_winners"] for one in equals) <= FALSE_WINNERS,
         "bias": max(abs(one["bias"]) for one in equals) <= BIAS,
         "covered": bool(COVERED[0] <= np.mean(found) <= COVERED[1] and min(found) >= COVERED[0] - chance),
     }
+    goal["null_worlds"] = all(one["false_verdicts"] <= NULL + s for one, s in zip(nulls, spread, strict=True))
     return {
         "repeats": repeats,
         "equal_arms": equals,
+        "null_worlds": nulls,
         "lowest": round(min(found), 4),
         "mean": round(float(np.mean(found)), 4),
         "goal": goal | {"met": all(goal.values())},
@@ -207,6 +261,7 @@ def table(result: dict[str, Any]) -> str:
             f"{one['false_winners']:.1%} (maximum {one['false_winners_of_maximum']:.0%}), its score off by "
             f"{100 * one['bias']:+.2f} points (maximum {100 * one['bias_of_maximum']:+.1f})"
         )
+    lines += [f"{one['world']}: false verdicts {one['false_verdicts']:.1%}" for one in result["null_worlds"]]
     met = "met" if result["goal"]["met"] else f"MISSED {result['goal']}"
     summary = f"of several arms: lowest {result['lowest']:.1%}, mean {result['mean']:.1%}; goals: {met}"
     return "\n".join([*lines, summary])

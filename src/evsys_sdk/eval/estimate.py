@@ -109,7 +109,8 @@ class Estimate:
         of_seeds = np.maximum(self.seed_degrees * self.seed_scatter / chi_squared, self.seed_noise)
         variance = of_seeds + max(self.task_variance - self.seed_noise, 0.0)
         # Where the seeds make most of the variance, how well that of the tasks is known matters less (Satterthwaite).
-        degrees = np.minimum(self.task_degrees * (variance / max(self.task_variance, 1e-300)) ** 2, 1e6)
+        times = np.minimum(np.sqrt(variance) / max(math.sqrt(self.task_variance), 1e-90), 1e3) ** 4
+        degrees = np.minimum(self.task_degrees * times, 1e6)
         return float(weights @ stdtr(degrees, -distance / np.sqrt(variance)))
 
     @property
