@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_a_key_that_is_echoed_reaches_no_file_and_no_stream(project, hostile):
         assert not [word for word in ALL if word in told.stdout + told.stderr]
     again = project.evsys("run", hostile, *settings, **environ)  # the same settings are the same experiment
     assert "launched with other settings" not in again.stderr
+
+
+def test_a_sweep_ends_with_a_table_of_its_arms_on_a_terminal(project, minimal_run):
+    project.write_tasks()
+    entry = {"name": "tools", "path": "bench/tasks.jsonl", "split": "val"}
+    config = {
+        "version": 1,
+        "name": "sweep",
+        "output_dir": "./outputs",
+        "metadata": {"benchmark": [entry], "success_metric": "val/tools/pass@1"},
+        "base_run": minimal_run(eval__enabled=False),
+        "matrix": {"axes": {"algorithm.params.learning_rate": [1e-5, 1e-2]}},
+    }
+    path = project.root / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    told = re.sub("\x1b\\[[0-9;]*m", "", on_a_terminal(project, "run", str(path)))
+    head, best, base = next(
+        told.splitlines()[place : place + 3] for place, line in enumerate(told.splitlines()) if "vs baseline" in line
+    )
+    assert head.split() == ["arm", "pass@1", "95", "%", "CI", "vs", "baseline", "verdict", "seeds"]
+    assert best.split()[:4] == ["*", "…0p01", "100.0", "%"] and "+100.0 points" in best
+    assert base.split()[:3] == ["…1e-05", "0.0", "%"] and "baseline" in base
+    assert "* best arm" in told and "next: evsys show sweep" in told
 
 
 def on_a_terminal(project: Any, *arguments: str) -> str:

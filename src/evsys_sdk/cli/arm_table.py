@@ -36,7 +36,7 @@ class ArmRow:
 
 def arm_rows(result: Any) -> list[ArmRow]:
     """A row per arm; empty where there is one arm only, or no success metric to compare arms by."""
-    verdict, summaries = result.conclusion.findings.data, result.conclusion.arms
+    verdict, summaries = _verdict_of(result), result.conclusion.arms
     judged = {arm["arm"]: arm for arm in verdict.get("arms", [])}
     if len(summaries) < 2 or not judged:
         return []
@@ -59,6 +59,12 @@ def arm_rows(result: Any) -> list[ArmRow]:
         )
         for arm, one in rows
     ]
+
+
+def _verdict_of(result: Any) -> dict[str, Any]:
+    """What the statistics said, as the record has it; empty where nothing was judged."""
+    found: dict[str, Any] = result.conclusion.findings.data.get("verdict") or {}
+    return found
 
 
 def _score(value: float, *, share: bool) -> str:
@@ -95,7 +101,7 @@ def print_arm_table(result: Any, rows: list[ArmRow]) -> None:
 
     from evsys_sdk.terminal import console_for, visible
 
-    metric = str(result.conclusion.findings.data.get("metric") or result.conclusion.metric or "score")
+    metric = str(_verdict_of(result).get("metric") or result.conclusion.metric or "score")
     metric = metric.rpartition("/")[2]
     header = ["", "arm", metric, "95 % CI", "vs baseline", "verdict", "seeds", "errors"]
     kept = [place for place in range(len(header)) if any(row.cells()[place] for row in rows) or place == 1]

@@ -231,6 +231,8 @@ class Desk:
     steps_begun: int = 0
     logs: CollectedLogs = field(default_factory=CollectedLogs)
     ctx: RunContext | None = None
+    announced: bool = False
+    """Whether the callbacks have heard that the run began."""
     broken: Exception | None = None
     """What went wrong with a call that nobody waited for; the next one that somebody waits for says so."""
 
@@ -264,6 +266,7 @@ class Desk:
 
     def _call_back(self, hook: str, news: News, *args: Any) -> list[tuple[str, tuple[Any, ...]]]:
         ctx = self._context(news)
+        self.announced = self.announced or hook == "on_run_start"
         getattr(self.plan.callbacks, hook)(ctx, *args)
         return self.logs.take()
 
@@ -291,7 +294,7 @@ class Desk:
         and then they hear of its steps again."""
         for _ in range(self.steps_begun):
             self.plan.budget.give_back_step()
-        if self.ctx is not None:
+        if self.ctx is not None and self.announced:
             lost = RunResult(run_id=self.plan.run_id, status="cancelled", error="its worker was lost")
             self.plan.callbacks.on_run_end(self.ctx, lost)
         self.steps_begun, self.ctx, self.broken = 0, None, None

@@ -30,7 +30,7 @@ def ended(arms: list[dict], *, best: str | None, share: bool = True, mode: str =
         for one in arms
     ]
     conclusion = SimpleNamespace(
-        arms=summaries, best_arm=best, metric="pass@1", text=text, findings=SimpleNamespace(data=data)
+        arms=summaries, best_arm=best, metric="pass@1", text=text, findings=SimpleNamespace(data={"verdict": data})
     )
     runs = [
         SimpleNamespace(run_id=one["arm"], status="completed", metrics={}, error=None,
