@@ -38,7 +38,7 @@ class Matcher:
         """At the beginning; a grammar that cannot be followed is a `BadRequest`."""
         inner = _llguidance().LLMatcher(vocabulary, grammar, log_level=0)
         if inner.is_error():
-            raise BadRequest(f"grammar: {inner.get_error()}")
+            raise BadRequest(f"grammar: {inner.get_error().partition(chr(10))[0]}")
         return cls(inner)
 
     def copy(self) -> Matcher:
@@ -58,7 +58,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._inner.is_error():  # too complex, for instance: llguidance bounds its own work
-            raise EngineError(f"the grammar could not be followed: {self._inner.get_error()}")
+            raise EngineError(f"the grammar could not be followed: {self._inner.get_error().partition(chr(10))[0]}")
 
 
 def model_vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Any:

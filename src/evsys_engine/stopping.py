@@ -29,7 +29,7 @@ class StopRule:
         if self._strings and tokenizer is None:
             raise BadRequest("stop has strings, but this model has no tokenizer; use token ids")
         # A token holds at least one byte, so no more than these can share in a stop string.
-        self._window = MARGIN + max((len(item.encode()) for item in self._strings), default=0)
+        self._window = MARGIN + max((len(item.encode("utf-8", "surrogatepass")) for item in self._strings), default=0)
 
     def kept(self, tokens: list[int]) -> int | None:
         """How many tokens stay if the last one ended the row; None if the row goes on. Ask after every token."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ from evsys_sdk.running.launch import (
     take_up,
 )
 from evsys_sdk.running.leakage import forget_benchmarks
+from evsys_sdk.running.looks import find_looks
+from evsys_sdk.running.metric_checks import with_judged_metrics
 from evsys_sdk.running.outcome import ExperimentResult, record_path, seconds_in
 from evsys_sdk.running.own_files import described, made, set_aside, sweep_leftovers, write_files
 from evsys_sdk.running.parts import Parts
@@ -129,6 +131,7 @@ class Experiment:
         started = time.monotonic()
         learn_from_settings(plain(self.config))  # one that was made in Python was not read from a file
         self.check(strict=options.strict)
+        self.config = with_judged_metrics(self.config)
         base = Path(self.config.output_dir).expanduser()
         output_dir = base / REHEARSALS if options.dry else base
         facts = facts_of(self.config)
@@ -172,7 +175,7 @@ class Experiment:
             with closing(launcher), baselines.beside() as models:
                 execute = partial(_isolated, launcher=launcher)
                 arms = self._search(plan, execute, line, options) if config.search else self._arms(plan, execute)
-            self.conclusion = self._conclude(arms, models, line)
+            self.conclusion = self._conclude(arms, models, line, output_dir)
             known = read_before(line)
         results = [run for found in arms.values() for run in found]
         result = ExperimentResult(
@@ -193,14 +196,22 @@ class Experiment:
         self._record(result, options, contents(facts), partial(self._unread, parts, known))
         return result
 
-    def _conclude(self, arms: dict[str, list[RunResult]], models: list[ModelScore], line: RunJournal) -> Conclusion:
+    def _conclude(
+        self, arms: dict[str, list[RunResult]], models: list[ModelScore], line: RunJournal, output_dir: Path
+    ) -> Conclusion:
         """What the runs show; the verdict goes into the journal, each that was come to once."""
         metadata, search = self.config.metadata, self.config.search
         # A grid is a matrix written otherwise; of trials that were drawn, none is the baseline by coming first.
         drawn = search is not None and search.kind != "grid"
         try:
             with catch_statistics_errors():
-                findings = judge_experiment(not_pruned(arms), metadata, searched=drawn, name=self.config.name)
+                name, success = self.config.name, metadata.success_metric
+                parent = self.config.parent_experiment_id
+                looks = find_looks(arms, success.name if success else None, output_dir, name, parent)
+                findings = judge_experiment(not_pruned(arms), metadata, searched=drawn, name=name, looks=looks.count)
+                findings = replace(
+                    findings, lines=[*findings.lines, *looks.lines], data={**findings.data, "looks": looks.as_dict()}
+                )
                 conclusion = conclude(
                     arms,
                     hypothesis=str(metadata.hypothesis),

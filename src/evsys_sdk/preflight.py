@@ -1,30 +1,33 @@
 """What can be known to be wrong before anything is spent.
 
-In: a config. Out: problems with their places. `evsys validate --deep` prints them, a run refuses to start on
-them. Every kind/params block, every file and every verifier that a run will touch is looked at, and nothing runs.
+In: a config. Out: problems with their places. `evsys validate` prints them, a run refuses to start on them. Every
+kind/params block, every file and every verifier that a run will touch is looked at. Nothing is trained or asked, but
+the project's own code is imported, because its extensions are otherwise not known; `run_code=False` imports none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from evsys_sdk import registry
+from evsys_sdk import jsonl, registry
 from evsys_sdk.config.arms import arm_problems
 from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.files import load_yaml
 from evsys_sdk.config.metadata import BenchmarkEntry, EnvironmentConfig, as_environment
 from evsys_sdk.config.models import SCHEMA_VERSION, DataConfig, ExperimentConfig, RunConfig
-from evsys_sdk.config.project import import_extensions, path_folders, search_folders
+from evsys_sdk.config.project import extension_names, import_extensions, path_folders, search_folders
 from evsys_sdk.config.source import source_of
+from evsys_sdk.data.stores import LocalDataStore
 from evsys_sdk.data_types import HarborTask
-from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame, not_known
+from evsys_sdk.errors import ConfigError, DataError, EvsysError, Problem, UnknownKind, blame
 from evsys_sdk.protocols import SANDBOX
 from evsys_sdk.registry import Registry
 
@@ -40,40 +43,97 @@ class Block:
 
 
 def validate_yaml(
-    path: str | Path, deep: bool = False, *, strict: bool = False, overrides: Sequence[str] = ()
+    path: str | Path,
+    deep: bool = False,
+    *,
+    strict: bool = False,
+    overrides: Sequence[str] = (),
+    run_code: bool = True,
 ) -> ExperimentConfig:
-    """Check a config file and return it. `deep` looks into every block; `strict` also refuses ignored settings."""
+    """Check a config file and return it. `deep` looks into every block and all data files; `strict` also refuses
+    ignored settings. `run_code=False`: no code of the project is imported, and what only it registers is not checked.
+    """
     config = load_yaml(path, overrides=overrides)
-    found = deep_problems(config) if deep else []
+    found = deep_problems(config, run_code=run_code, whole_files=True) if deep else []
     found += ignored_settings(config) if strict else []
     if found:
         raise ConfigError(source_of(config).label, found)
     return config
 
 
-def deep_problems(config: ExperimentConfig) -> list[Problem]:
-    """Everything that is wrong with the blocks, files and verifiers of a config, located."""
+def deep_warnings(config: ExperimentConfig, *, run_code: bool = True) -> list[Problem]:
+    """What is not wrong with a config but should be known before it is run, located."""
+    from evsys_sdk.running.admissions import overlap_warnings
+    from evsys_sdk.running.foreseen_leakage import foreseen_leakage
+    from evsys_sdk.running.prompt_checks import prompt_warnings
+
+    is_partial = not run_code and bool(extension_names(config))
+    found = [*overlap_warnings(config), *prompt_warnings(config)]
+    # Under `error` it has been a problem; without the project's transforms its rows are not known.
+    if config.leakage == "warn" and not is_partial:
+        found += foreseen_leakage(config)
+    if is_partial:
+        names = ", ".join(extension_names(config))
+        message = f"the project's code ({names}) was not run, so what it registers was not checked"
+        found.append(source_of(config).located(Problem(path="imports", message=message)))
+    return found
+
+
+class UnknownKindProblem(Problem):
+    """A kind that is not registered; where the project's code was not run, that is no mistake."""
+
+
+def deep_problems(config: ExperimentConfig, *, run_code: bool = True, whole_files: bool = False) -> list[Problem]:
+    """Everything that is wrong with the blocks, files and verifiers of a config, located.
+
+    `whole_files`: every line of the data files is parsed, which a run does itself when it loads them.
+    """
     from evsys_sdk.running.admissions import overlap_problems
     from evsys_sdk.running.foreseen_leakage import foreseen_leakage
-    from evsys_sdk.running.metric_checks import metric_problems
+    from evsys_sdk.running.metric_checks import metric_problems, with_judged_metrics
     from evsys_sdk.running.search_checks import search_problems
 
-    import_extensions(config)
-    source = source_of(config)
+    if run_code:
+        import_extensions(config)
+    # What the project would register is not known: names that are missing may be its own.
+    is_partial = not run_code and bool(extension_names(config))
+    config, source = with_judged_metrics(config), source_of(config)
     problems = [problem for block in _experiment_blocks(config) for problem in check_block(block)]
-    problems += search_problems(config)
-    problems += metric_problems(config)
+    if not is_partial:
+        problems += search_problems(config)
+        problems += metric_problems(config)
     problems += arm_problems(config)
     problems += overlap_problems(config)
+    looks = Looks(config=config, run_code=run_code, is_partial=is_partial, whole_files=whole_files)
     for index, entry in enumerate(config.metadata.benchmark):
-        problems += _check_benchmark(entry, f"metadata.benchmark[{index}]", config)
+        problems += _check_benchmark(entry, f"metadata.benchmark[{index}]", looks)
     for index, run in enumerate(config.all_runs()):
-        for problem in _run_problems(run, config):
+        for problem in _run_problems(run, looks):
             problems.append(replace(problem, path=source.in_run(index, problem.path)))
-    if config.leakage == "error" and not problems:
+    if config.leakage == "error" and not problems and not is_partial:
         problems += foreseen_leakage(config)
-    unique = {(p.path, p.message): p for p in problems}
+    kept = [p for p in problems if not (is_partial and isinstance(p, UnknownKindProblem))]
+    unique = {(p.path, p.message): p for p in kept}
     return [source.located(problem) for problem in unique.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """How closely a config is looked at."""
+
+    config: ExperimentConfig
+    run_code: bool
+    is_partial: bool
+    """The project has code that was not run."""
+    whole_files: bool
+    parsed: set[str] = field(default_factory=set)
+    """Data files that were parsed to their end: the arms of a sweep share them."""
+
+    def is_due(self, path: str) -> bool:
+        """Whether a file is to be parsed to its end now."""
+        is_due = self.whole_files and path not in self.parsed
+        self.parsed.add(path)
+        return is_due
 
 
 def check_block(block: Block) -> list[Problem]:
@@ -82,7 +142,7 @@ def check_block(block: Block) -> list[Problem]:
         target = block.registry.get(block.kind)
     except UnknownKind as exc:
         hint = f"evsys list --kind {block.registry.plural}"
-        return [Problem(path=f"{block.place}.kind", message=str(exc), value=block.kind, next_command=hint)]
+        return [UnknownKindProblem(path=f"{block.place}.kind", message=str(exc), value=block.kind, next_command=hint)]
     hint = f"evsys schema {block.registry.kind} {block.kind}"
     return _missing_packages(block, target) + [
         replace(problem, path=f"{block.place}.params.{problem.path}".rstrip("."), next_command=hint)
@@ -167,22 +227,25 @@ def _phase_data(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
                 yield f"algorithm.params.phases[{index}].data", DataConfig.model_validate(phase["data"])
 
 
-def _run_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
+def _run_problems(run: RunConfig, looks: Looks) -> Iterator[Problem]:
     from evsys_sdk.running.early_checks import early_problems
 
+    config = looks.config
     for block in _run_blocks(run):
         yield from check_block(block)
     for place, data in all_data(run):
-        yield from _check_data(data, place, config)
-    yield from _check_best_by(run, config)
+        yield from _check_data(data, place, looks)
+    if not looks.is_partial:
+        yield from _check_best_by(run, config)
     yield from _check_recipe(run)
-    yield from _check_model(run)
+    yield from _check_backend(run, config)
     recipe = run.algorithm.params
     place = "algorithm.params.agent_import_path"
-    yield from _check_agent(recipe.get("agent_import_path"), recipe.get("agent_params"), place)
+    if looks.run_code:
+        yield from _check_agent(recipe.get("agent_import_path"), recipe.get("agent_params"), place)
     yield from _check_environment(recipe.get("environment"), "algorithm.params.environment")
     yield from _check_start(run, config)
-    yield from early_problems(run, config)
+    yield from early_problems(run, config, is_partial=looks.is_partial)
 
 
 def _check_start(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
@@ -236,15 +299,20 @@ def _check_recipe(run: RunConfig) -> Iterator[Problem]:
             yield Problem(path="algorithm.kind", value=recipe.kind, message=f"on backend {place.kind!r}: {lack}")
 
 
-def _check_model(run: RunConfig) -> Iterator[Problem]:
-    """A model that the backend knows it cannot find, where it can say so (`model_problem`)."""
+def _check_backend(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
+    """A model that the backend knows it cannot find, or a server that it cannot ask, where it can say so
+    (`model_problem`, `access_problem`). Where runs execute elsewhere, that machine's environment is not known."""
     place = _block("backend", registry.backends, run.backend)
     if check_block(place):
         return
-    backend = registry.backends.get(place.kind)
-    why = backend(**place.params).model_problem(run.model.name) if hasattr(backend, "model_problem") else None
+    backend = registry.backends.get(place.kind)(**place.params)
+    why = backend.model_problem(run.model.name) if hasattr(backend, "model_problem") else None
     if why:
         yield Problem(path="model.name", value=run.model.name, message=why)
+    is_here = config.launcher.kind == "local" and hasattr(backend, "access_problem")
+    why = backend.access_problem(os.environ) if is_here else None
+    if why:
+        yield Problem(path="backend", message=why)
 
 
 def _check_agent(path: Any, params: Any, place: str) -> Iterator[Problem]:
@@ -273,27 +341,39 @@ def _check_environment(value: Any, place: str) -> list[Problem]:
 
 
 def _check_best_by(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
-    """Weights can only be chosen by a score that is made while they train."""
-    from evsys_sdk.running.metric_checks import scores_in_training
+    """Weights can only be chosen by one validation score that is made while they train."""
+    from evsys_sdk.algorithms.base import LoopParams
+    from evsys_sdk.running.early_checks import recipes_of
+    from evsys_sdk.running.metric_checks import why_not_in_training
 
-    name, scores = run.algorithm.params.get("best_by"), scores_in_training(config)
-    if isinstance(name, str) and name.startswith("val/") and name not in scores:
-        message = not_known(name, "validation score made during training (run_every)", scores)
-        yield Problem(path="algorithm.params.best_by", message=message, value=name)
+    for recipe in recipes_of(run):
+        name = recipe.spec.params.get("best_by")
+        block = _block(recipe.place, registry.algorithms, recipe.spec)
+        if not isinstance(name, str) or check_block(block):
+            continue
+        if not issubclass(getattr(registry.algorithms.get(block.kind), "Config", object), LoopParams):
+            continue  # what a project's own algorithm means by it is not known
+        message = why_not_in_training(config, name, what="validation score made during training (run_every)")
+        if message is not None:
+            yield Problem(path=f"{recipe.place}.params.best_by", message=message, value=name)
 
 
 FILE_KINDS = ("jsonl", "json", "csv", "parquet")
 
 
-def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[Problem]:
-    from evsys_sdk.data.sources import find_path
+def _check_data(data: DataConfig, place: str, looks: Looks) -> list[Problem]:
+    from evsys_sdk.data.sources import as_rows, find_path, open_source
     from evsys_sdk.data.workspace import Workspace
 
+    config = looks.config
     folders = search_folders(source_of(config))
     ref = data.dataset_id or data.dataset_name
     try:
         if ref is not None:
-            Workspace.find(source_of(config).folder).get(ref, "dataset")
+            workspace = Workspace.find(source_of(config).folder)
+            path = workspace.path(workspace.get(ref, "dataset"))
+            if looks.is_due(str(path)):
+                _read_to_the_end(jsonl.read_rows(path))
         elif data.source_kind in FILE_KINDS and not check_block(
             _block("data_store", registry.data_stores, config.data_store)
         ):
@@ -302,6 +382,9 @@ def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[
                 find_path(str(data.path), store=store, folders=folders)
             if data.source_kind == "parquet" and find_spec("pyarrow") is None:
                 raise DataError("a Parquet file needs pyarrow: pip install 'evsys-sdk[parquet]'")
+            source = open_source(data, store=store, folders=folders)
+            if type(store) is LocalDataStore and looks.is_due(source.name):
+                _read_to_the_end(as_rows(source.rows(), source.name))
         elif data.source_kind == "hf_dataset" and find_spec("datasets") is None:
             raise DataError("an hf_dataset needs datasets: pip install 'evsys-sdk[local]'")
     except EvsysError as exc:
@@ -310,23 +393,31 @@ def _check_data(data: DataConfig, place: str, config: ExperimentConfig) -> list[
     return []
 
 
+def _read_to_the_end(rows: Iterable[Any]) -> None:
+    """A DataError comes up at the first line that is not a JSON object."""
+    for _ in rows:
+        pass
+
+
 def _source_key(data: DataConfig) -> str:
     return "hf_dataset" if data.source_kind == "hf_dataset" else "path"
 
 
-def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig) -> list[Problem]:
-    from evsys_sdk.eval.benchmark import sampling_problem
+def _check_benchmark(entry: BenchmarkEntry, place: str, looks: Looks) -> list[Problem]:
+    from evsys_sdk.eval.benchmark import cluster_problem, sampling_problem
     from evsys_sdk.running.scoring import find_benchmark
     from evsys_sdk.running.task_checks import undoable
 
-    problems = []
+    problems: list[Problem] = []
+    config = looks.config
     for index, name in enumerate(entry.metrics):
         block = Block(place=f"{place}.metrics[{index}]", registry=registry.metrics, kind=name, params={})
         problems += [replace(p, path=block.place) for p in check_block(block)]
     short = None if problems else sampling_problem(entry.metrics, entry.num_samples)
     if short:
         problems.append(Problem(path=f"{place}.num_samples", message=short, value=entry.num_samples))
-    problems += _check_agent(entry.agent_import_path, entry.agent_params, f"{place}.agent_import_path")
+    if looks.run_code:
+        problems += _check_agent(entry.agent_import_path, entry.agent_params, f"{place}.agent_import_path")
     problems += _check_template(entry, place, config)
     problems += _check_environment(entry.environment, f"{place}.environment")
     try:
@@ -336,8 +427,11 @@ def _check_benchmark(entry: BenchmarkEntry, place: str, config: ExperimentConfig
         where = Problem(path=f"{place}.{key}", message=str(exc), value=getattr(entry, key))
         return [*problems, where, *_check_hosted_models(entry, place, [])]
     environment = entry.environment.kind if entry.environment else SANDBOX
-    undone = undoable(benchmark, limit=entry.limit, environment=environment)
+    undone = undoable(benchmark, limit=entry.limit, environment=environment, known_only=looks.is_partial)
     problems += [Problem(path=place, message=text) for text in undone]
+    unknown = cluster_problem(benchmark.tasks[: entry.limit], entry.cluster_key)
+    if unknown:
+        problems.append(Problem(path=f"{place}.cluster_key", message=unknown, value=entry.cluster_key))
     return problems + _check_hosted_models(entry, place, benchmark.tasks[: entry.limit])
 
 

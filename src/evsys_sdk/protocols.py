@@ -143,8 +143,14 @@ class EvalResult:
     """The training step of the weights; None for the finished run."""
     stage: str | None = None
     """The stage of a continual chain after which this was measured."""
+    on_training_rows: bool = False
+    """The tasks are rows that the run trains on: the scores say what was memorised, not how new tasks are done."""
     breakdown: dict[str, dict[str, list[Score]]] = field(default_factory=dict)
     """metadata key -> its value -> scores."""
+    clusters: dict[str, str] = field(default_factory=dict)
+    """task_id -> the template it was made from, where tasks are not independent; intervals count templates."""
+    clustered_by: str = ""
+    """How that is known: `metadata key topic`, `task ids`, `task texts`."""
     rollouts: list[Rollout] = field(default_factory=list)
     error: str | None = None
     seconds: float = 0.0

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from evsys_sdk.errors import FOREIGN, ConfigError, DuplicateKind, Problem, UnknownKind, closest, not_known
+from evsys_sdk.errors import FOREIGN, ConfigError, DuplicateKind, Problem, UnknownKind, not_known
 
 T = TypeVar("T")
 
@@ -176,10 +176,11 @@ def check_params(target: Any, params: dict[str, Any]) -> list[Problem]:
     from evsys_sdk.config.explain import problems_of
 
     problems = _unknown_keys(config, params)
+    unknown = params.keys() - _known_keys(config) if problems else set()
     try:
-        config.model_validate(params)
+        config.model_validate({key: value for key, value in params.items() if key not in unknown})
     except ValidationError as exc:
-        problems += [p for p in problems_of(exc, config) if p.path not in {q.path for q in problems}]
+        problems += problems_of(exc, config)
     except FOREIGN as exc:
         problems.append(Problem(path="", message=f"its Config raised {type(exc).__name__}: {exc}"))
     return problems + _truths_for_numbers(config, params)
@@ -199,15 +200,24 @@ def _unknown_keys(config: Any, params: dict[str, Any]) -> list[Problem]:
     # A Config that merely ignores extra keys would hide a typo, so we look ourselves.
     if config.model_config.get("extra") == "allow":
         return []
-    known = {info.alias or name for name, info in config.model_fields.items()}
-    return [_unknown_key(key, known, params[key]) for key in params if key not in known]
+    return unknown_params(sorted(_known_keys(config)), params)
 
 
-def _unknown_key(key: str, known: Iterable[str], value: object) -> Problem:
-    names = sorted(known)
-    near = closest(key, names)
-    hint = f"; closest: {near}" if near else f"; known: {', '.join(names) or 'none'}"
-    return Problem(path=key, message=f"unknown key{hint}", value=value)
+def _known_keys(config: Any) -> set[str]:
+    return {info.alias or name for name, info in config.model_fields.items()}
+
+
+def unknown_params(known: list[str], params: dict[str, Any]) -> list[Problem]:
+    """A problem for each of the params that is not known."""
+    from evsys_sdk.config.explain import MOST_PROBLEMS, the_rest, unknown_key
+
+    names, taken = sorted(known), frozenset(known)
+    wrong = [key for key in params if key not in taken]
+    explained = [
+        Problem(path=key, message=unknown_key(key, names, in_params=False), value=params[key])
+        for key in wrong[:MOST_PROBLEMS]
+    ]
+    return [*explained, *the_rest(wrong[MOST_PROBLEMS:])]
 
 
 def _check_signature(target: Any, params: dict[str, Any]) -> list[Problem]:
@@ -216,7 +226,7 @@ def _check_signature(target: Any, params: dict[str, Any]) -> list[Problem]:
         signature.bind(**params)
     except TypeError:
         names = [n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        problems = [_unknown_key(key, names, value) for key, value in params.items() if key not in names]
+        problems = unknown_params(names, params)
         missing = [n for n in names if signature.parameters[n].default is inspect.Parameter.empty and n not in params]
         return problems + [Problem(path=name, message="missing; it has no default") for name in missing]
     except ValueError:  # a builtin without a signature

@@ -184,6 +184,7 @@ def _hooks(bench: Workbench, ctx: RunContext) -> LoopHooks:
         max_tasks=plan.max_tasks,
         renderer=renderer,
         render_with=bench.renderer_with if run.backend.kind != "mock" else None,
+        trained_on=frozenset(data["sha256"] for data in bench.record.data),  # only training data is loaded by now
     )
     hooks = LoopHooks(ctx, plan.callbacks, scoring, plan.stop, bench.journal)
     scoring.finished, hooks.budget, hooks.pause_at = hooks.finished, plan.budget, plan.pause_at

@@ -172,7 +172,8 @@ def test_validate_deep_warns_where_the_rows_are_at_hand(project, bench):
     assert done.returncode == 0 and "leakage: 1 of 3 test/harbour tasks appears" in done.stderr
     told = json.loads(project.evsys("validate", "--deep", "--json", path).stdout)
     assert [(one["path"], "leakage" in one["message"]) for one in told["warnings"]] == [("run.data", True)]
-    assert "leakage" not in project.evsys("validate", path).stderr
+    assert "leakage" in project.evsys("validate", path).stderr, "deep is the default"
+    assert "leakage" not in project.evsys("validate", "--shallow", path).stderr
 
 
 def test_the_command_compares_any_rows_with_any_benchmark(project, bench):

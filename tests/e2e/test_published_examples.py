@@ -175,3 +175,63 @@ def test_both_matrix_forms_run(project, minimal_run, form):
         "hello_sft/hello_sft__kindmock_sft__learning_rate1e-05",
         "hello_sft/hello_sft__kindmock_sft__learning_rate0p001",
     ]
+
+
+def _entries_of_002(project):
+    project.write_tasks("data/val/tasks.jsonl")
+    words = ("one", "two", "three")
+    plan = {"kind": "in_process", "fn_name": "exact_match"}
+    tasks = [{"task_id": w, "instruction": f"say {w}", "verifier": {**plan, "expected": w}} for w in words]
+    project.write_rows("data/test/tasks.jsonl", tasks)
+    return [
+        {"name": "val", "path": "data/val", "run_every": 2, "metrics": ["pass@1"], "split": "val"},
+        {"name": "test", "path": "data/test", "run_every": 4, "metrics": ["pass@1"], "split": "test"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["val/pass@1", "val.pass@1", "pass@1"])
+def test_the_benchmark_entries_of_002_select_stop_and_judge(project, minimal_run, name):
+    stopper = {"kind": "early_stopping", "params": {"metric": name, "mode": "max", "patience": 2}}
+    settings = {"best_by": name, "learning_rate": 1e-3, "max_steps": 40, "batch_size": 4}
+    path = project.config(
+        run=minimal_run(algorithm__params=settings),
+        metadata={"benchmark": _entries_of_002(project), "success_metric": name},
+        callbacks=[stopper],
+    )
+    done = project.evsys("run", path)
+    assert done.returncode == 0, done.stderr
+    record = project.record()
+    curve = [e["scores"][0]["value"] for e in record["evals"] if e["split"] == "val" and e["step"]]
+    assert record["metrics"]["val/pass@1"] == max(curve)
+    chosen = record["notes"]["best_checkpoint"]
+    assert chosen["by"] == name and chosen["value"] == max(curve)
+    assert record["metrics"]["steps"] < 40, "early stopping saw the score"
+    whole = json.loads((project.root / "outputs/hello_sft.experiment_result.json").read_text())
+    assert whole["arms"][0]["scores"] == [max(curve)]
+
+
+def test_a_name_that_two_benchmarks_have_cannot_choose_weights(project, minimal_run):
+    project.write_tasks()
+    entries = [{"name": name, "path": "bench", "split": "val", "run_every": 2} for name in ("a", "b")]
+    run = minimal_run(algorithm__params={"best_by": "pass@1", "max_steps": 4})
+    done = project.evsys("run", project.config(run=run, metadata={"benchmark": entries}))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "run.algorithm.params.best_by" in done.stderr
+    assert "'pass@1' is ambiguous: it can mean val/a/pass@1, or val/b/pass@1" in done.stderr
+
+
+def test_the_success_metric_of_004_that_no_benchmark_lists(project):
+    project.write_tasks()
+    metadata = {
+        "hypothesis": "Higher LoRA rank improves pass@1",
+        "tags": ["sft", "qwen3_4b"],
+        "success_metric": "pass_rate",
+        "benchmark": {"path": "bench", "breakdown_keys": ["n"]},
+    }
+    done = project.evsys("run", project.config(metadata=metadata))
+    assert done.returncode == 0, done.stderr
+    assert {"test/bench/pass@1", "test/bench/pass_rate"} <= set(project.record()["metrics"])
+    whole = json.loads((project.root / "outputs/hello_sft.experiment_result.json").read_text())
+    assert whole["arms"][0]["scores"] == [project.record()["metrics"]["test/bench/pass_rate"]]
+    again = project.evsys("run", project.root / "config.yaml")
+    assert again.returncode == 0 and "finished" in again.stdout + again.stderr, again.stderr

@@ -13,7 +13,7 @@ PACKAGE = SRC / "evsys_sdk"
 SHARED = {
     "errors", "atomic", "constants", "logs", "asyncs", "data_types", "answers", "protocols", "surface", "registry",
     "_entry_points", "jsonl", "numbers", "task_dirs", "sandbox", "sandbox_filter", "sandbox_launch", "sandbox_uids",
-    "sandbox_supervisor", "sandbox_grading", "dockerfile", "redaction", "terminal",
+    "sandbox_supervisor", "dockerfile", "score_names", "sandbox_grading", "redaction", "terminal",
 }  # fmt: skip
 CONDUCTORS = {"runner", "experiment", "preflight", "running", "cli", "testing", "__init__"}
 STAGE_OF = {

@@ -56,7 +56,7 @@ def world(tmp_path, monkeypatch):
     """A folder with a config, rows, tasks and the modules that pages speak of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVSYS_OFFLINE", "1")
-    for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"):
+    for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "TINKER_API_KEY"):
         monkeypatch.setenv(variable, "a page's key: it opens nothing")
     monkeypatch.syspath_prepend(tmp_path)
     rows = [

@@ -18,6 +18,7 @@ from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import Row, RunContext, RunResult
+from evsys_sdk.score_names import names_split
 from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, TrainingClient, TrainingService
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.loop import LoopPlan, LoopResult, run_loop
@@ -61,14 +62,15 @@ class LoopParams(Params):
     save_at_fractions: list[Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=list)
     """Keep them also after these parts of all steps: 0.5 is half-way, rounded to the nearest step."""
     best_by: str | None = Field(default=None, min_length=1)
-    """An in-loop score, `val/<benchmark>/<metric>`: the run ends with the evaluated weights that are best by it."""
+    """An in-loop score, such as `pass@1` or `val/<benchmark>/<metric>`: the run ends with the evaluated weights
+    that are best by it."""
     best_mode: Literal["max", "min"] = "max"
     """Whether more or less of `best_by` is better."""
 
     @field_validator("best_by")
     @classmethod
     def _not_by_the_test_set(cls, metric: str | None) -> str | None:
-        if metric and not metric.startswith("val/"):
+        if metric and (names_split(metric, "test") or names_split(metric, "eval")):
             raise ValueError("weights are chosen by a validation score: val/<benchmark>/<metric>")
         return metric
 

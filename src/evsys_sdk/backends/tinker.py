@@ -22,7 +22,7 @@ from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.backends.tinker_clients import TinkerSamplingClient, TinkerTrainingClient
 from evsys_sdk.backends.tinker_watch import Watch, as_our_error, is_transient, pause_seconds
 from evsys_sdk.config.base import Params
-from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, need, not_known
+from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, EvsysError, need, not_known
 from evsys_sdk.registry import register_backend
 from evsys_sdk.surface import Capabilities
 
@@ -73,11 +73,21 @@ class TinkerBackend:
         """What can be known without asking the server."""
         return capabilities_of(None, self.cfg.lacks)
 
+    def access_problem(self, environ: Mapping[str, str]) -> str | None:
+        """Why the server cannot be asked with these settings, as far as that is known without asking: no key, or no
+        address."""
+        try:
+            if self.cfg.base_url is not None:
+                _check_address(self.cfg.base_url)
+            api_key(self.cfg.base_url, self.cfg.api_key_env, environ)
+        except EvsysError as exc:
+            return str(exc)
+        return None
+
     def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
         tinker = need("tinker", extra="tinker")
         url = self.cfg.base_url or _hosted_url()
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise BackendError(f"base_url {url!r} is no address; it looks like http://127.0.0.1:8000")
+        _check_address(url)
         key = api_key(self.cfg.base_url, self.cfg.api_key_env, os.environ)
         features = ask_features(url, key, self.cfg.timeout_seconds, attempts=self.cfg.connect_attempts)
         watch = Watch(url, self.cfg.timeout_seconds)
@@ -102,6 +112,15 @@ class TinkerBackend:
 
     def teardown(self, handles: dict[str, Any]) -> None:
         handles["service"].close()
+
+
+def _check_address(url: str) -> None:
+    try:
+        is_address = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise BackendError(f"base_url {url!r} is no address; it looks like http://127.0.0.1:8000")
 
 
 def _hosted_url() -> str:

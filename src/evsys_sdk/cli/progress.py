@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from evsys_sdk.score_names import readings_of, score_key, suite_label
 from evsys_sdk.terminal import visible
 
 PLAIN_INTERVAL_SECONDS = 2.0
@@ -200,9 +201,10 @@ class Progress:
             if line.is_success and (not own or (result.split == "test" and line.split != "test")):
                 break  # another benchmark's score does not take the place of the one that counts
             at = "" if result.step is None else " untrained" if result.step == 0 else f" at step {result.step}"
-            label = result.split if result.split == result.name else f"{result.split}/{result.name}"
+            label = suite_label(result.split, result.name)
+            rows = " (training rows)" if getattr(result, "on_training_rows", False) else ""
             line.is_success, line.metric, line.split = bool(own), score.metric, result.split
-            line.score = f"{label} {score.metric} {score.value:.3f}{at}"
+            line.score = f"{label} {score.metric} {score.value:.3f}{at}{rows}"
             line.value = f"{score.value:.3f}{at.replace(' at step ', ' @')}"
         self._changed(ctx, line, always=True)
 
@@ -252,13 +254,7 @@ def _success_metric(ctx: Any) -> str | None:
 
 def is_named(success: str | None, result: Any, metric: str) -> bool:
     """Whether the success metric (`pass@1`, `val.pass@1`, `val/tools/pass@1`) means this metric of this evaluation."""
-    if not success:
-        return False
-    words = [word for part in success.split("/") for word in ([part] if "@" in part else part.split("."))]
-    if len(words) == 1 and "." in success:
-        words = success.split(".")
-    *where, last = words
-    return last == metric and all(word in (result.split, result.name) for word in where)
+    return success is not None and bool(readings_of(success, score_key(result.split, result.name, metric)))
 
 
 class PlainProgress(Progress):

@@ -14,9 +14,21 @@ if TYPE_CHECKING:
 
 
 def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser("validate", help="check a config", description="Check a config and list its runs.")
+    parser = verbs.add_parser(
+        "validate",
+        help="check a config",
+        description="Check a config and list its runs: structure, every kind/params block, data file, agent and "
+        "verifier. This imports the project's own code (`imports`, `src/`, agents, tools); --no-code does not.",
+    )
     parser.add_argument("path", help="the YAML file")
-    parser.add_argument("--deep", action="store_true", help="also check every kind/params block, file and verifier")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--shallow", action="store_true", help="check the structure only, not blocks, files and verifiers"
+    )
+    depth.add_argument("--deep", action="store_true", help="the default; accepted for older scripts")
+    parser.add_argument(
+        "--no-code", action="store_true", help="do not import the project's own code; what it registers is not checked"
+    )
     parser.add_argument("--strict", action="store_true", help="settings that nothing will read are errors")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE", help="override")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
@@ -26,22 +38,14 @@ def add_parser(verbs: Any) -> None:
 def validate(args: argparse.Namespace) -> int:
     from evsys_sdk.cli.data import print_json
     from evsys_sdk.cli.streams import prints_to_stderr
-    from evsys_sdk.preflight import ignored_settings, validate_yaml
+    from evsys_sdk.preflight import deep_warnings, ignored_settings, validate_yaml
 
+    is_deep, run_code = not args.shallow, not args.no_code
     with prints_to_stderr():
-        config = validate_yaml(args.path, deep=args.deep, strict=args.strict, overrides=args.overrides)
-    drawn = config.search is not None and config.search.kind != "grid"
-    runs = [] if drawn else [run.name for run in config.all_runs()]
-    ignored = ignored_settings(config)
-    if args.deep:
-        from evsys_sdk.running.admissions import overlap_warnings
-
-        ignored += overlap_warnings(config)
-    if args.deep and config.leakage == "warn":  # `error` has been a problem by now
-        from evsys_sdk.running.foreseen_leakage import foreseen_leakage
-
-        with prints_to_stderr():
-            ignored += foreseen_leakage(config)
+        config = validate_yaml(args.path, deep=is_deep, strict=args.strict, overrides=args.overrides, run_code=run_code)
+        drawn = config.search is not None and config.search.kind != "grid"
+        runs = [] if drawn else [run.name for run in config.all_runs()]
+        ignored = ignored_settings(config) + (deep_warnings(config, run_code=run_code) if is_deep else [])
     if args.json:
         print_json({"ok": True, "path": args.path, "runs": runs, "warnings": [asdict(found) for found in ignored]})
         return EXIT_OK

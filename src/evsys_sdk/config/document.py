@@ -79,6 +79,36 @@ for _name, _pattern, _first in (
 _Loader.add_implicit_resolver(_TAG + "merge", re.compile("^<<$"), ["<"])
 
 
+class _FastLoader(yaml.composer.Composer, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """`_Loader` with libyaml's scanner, where PyYAML was built with it: a comment of 50 MB costs half a second instead
+    of half a minute. Nodes are composed in Python, because libyaml's composer ends the process on deep nesting."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def __init__(self, text: str):
+        super(yaml.composer.Composer, self).__init__(text)
+        yaml.composer.Composer.__init__(self)
+
+
+_HALF_OF_A_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+"""How JSON escapes a character beyond the first 65,536, such as an emoji; libyaml refuses it."""
+SMALL = 1_000_000
+"""Characters of a text that is parsed a second time in pure Python, for its better messages."""
+
+
+def _compose(text: str) -> tuple[yaml.SafeLoader, yaml.Node | None]:
+    """The text as a tree of nodes, and the loader that made it."""
+    if not _HALF_OF_A_PAIR.search(text):
+        try:
+            fast = _FastLoader(text)
+            return fast, fast.get_single_node()
+        except (yaml.YAMLError, UnicodeEncodeError):
+            if len(text) > SMALL:
+                raise
+    loader = _Loader(text)
+    return loader, loader.get_single_node()
+
+
 class Dumper(yaml.SafeDumper):
     """Quotes what either YAML 1.1 or 1.2 would read as something else than text."""
 
@@ -127,10 +157,8 @@ def read_document(path: str | Path) -> Document:
 
 def parse_document(text: str, label: str = "config") -> Document:
     """Parse YAML text into data and lines."""
-    loader = None
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader, node = _compose(text)
         if node is None:
             raise ConfigError(
                 label, [Problem(path="", message="is empty; expected `name:` and `run:`, `runs:` or `matrix:`")]
@@ -141,11 +169,10 @@ def parse_document(text: str, label: str = "config") -> Document:
         raise ConfigError(label, [_syntax_problem(exc)]) from None
     except yaml.YAMLError as exc:
         raise ConfigError(label, [Problem(path="", message=f"is not YAML: {shorten(str(exc), 200)}")]) from None
+    except UnicodeEncodeError as exc:
+        raise ConfigError(label, [Problem(path="", message=f"is not Unicode text (character {exc.start})")]) from None
     except RecursionError:
         raise ConfigError(label, [Problem(path="", message="is nested too deeply")]) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
     if builder.problems:
         raise ConfigError(label, builder.problems)
     return Document(label=label, data=data, lines=builder.lines)
@@ -164,10 +191,19 @@ def _syntax_problem(exc: yaml.MarkedYAMLError) -> Problem:
     return Problem(path="", message=f"is not YAML: {what}", line=mark.line + 1 if mark else None)
 
 
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def _joined_pairs(text: str) -> str:
+    """The text with the two halves that JSON escapes a character by as that character; a UnicodeDecodeError for a half
+    that is alone."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16") if _HALVES.search(text) else text
+
+
 class _Builder:
     """Walks the node tree once, building data and noting lines."""
 
-    def __init__(self, loader: _Loader, label: str):
+    def __init__(self, loader: yaml.SafeLoader, label: str):
         self.loader = loader
         self.label = label
         self.lines: dict[KeyPath, int] = {}
@@ -199,7 +235,7 @@ class _Builder:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._complain(path, "a key must be plain text", key_node.start_mark.line + 1)
                 continue
-            key = str(key_node.value)
+            key = str(self._scalar(key_node, path) if _HALVES.search(key_node.value) else key_node.value)
             self.lines[(*path, key)] = key_node.start_mark.line + 1
             out[key] = self.build(value_node, (*path, key), inside)
         return out
@@ -218,7 +254,11 @@ class _Builder:
             self._complain(path, f"YAML tag {node.tag!r} is not supported", node.start_mark.line + 1)
             return None
         try:
-            return make(node.value)
+            return make(_joined_pairs(node.value))
+        except UnicodeDecodeError:
+            message = "holds half of a surrogate pair: write both halves, or the character itself"
+            self._complain(path, message, node.start_mark.line + 1)
+            return None
         except ValueError:
             self._complain(
                 path, f"{node.value!r} cannot be read as {node.tag.rsplit(':', 1)[-1]}", node.start_mark.line + 1

@@ -6,6 +6,8 @@ In: a ValidationError and the model it came from. Out: `Problem`s with paths rel
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -31,9 +33,23 @@ _WORDS = {
 }
 
 
+MOST_PROBLEMS = 100
+"""Mistakes of one block that are explained one by one: a hint costs a comparison with every known word."""
+MOST_PLACES = 3
+"""Places that are named for a key that stands in the wrong one."""
+
+
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """One problem per mistake, in the order pydantic found them."""
-    return [_problem(detail, model) for detail in error.errors(include_url=False)]
+    """One problem per mistake, in the order pydantic found them; the many after the first hundred are counted."""
+    details = error.errors(include_url=False)
+    explained = [_problem(detail, model) for detail in details[:MOST_PROBLEMS]]
+    return [*explained, *the_rest([show_path(_place(detail)) for detail in details[MOST_PROBLEMS:]])]
+
+
+def the_rest(paths: list[str]) -> list[Problem]:
+    """One problem that stands for those beyond the first hundred, at the first of them."""
+    more = f", and {len(paths) - 1:,} more problems" if len(paths) > 1 else ""
+    return [Problem(path=paths[0], message=f"is wrong too{more}")] if paths else []
 
 
 def _problem(detail: Any, model: type[BaseModel]) -> Problem:
@@ -51,7 +67,9 @@ def _place(detail: Any) -> KeyPath:
 def _message(detail: Any, model: type[BaseModel]) -> str:
     kind, context = detail["type"], detail.get("ctx") or {}
     if kind == "extra_forbidden":
-        return unknown_key(str(detail["loc"][-1]), known_keys(model, _place(detail)[:-1]))
+        place = _place(detail)
+        is_ours = model.__module__.startswith("evsys_sdk.config.")
+        return unknown_key(str(place[-1]), known_keys(model, place[:-1]), in_params=is_ours)
     if kind == "literal_error":
         return _not_one_of(detail["input"], context.get("expected", ""))
     if kind == "value_error":
@@ -62,12 +80,54 @@ def _message(detail: Any, model: type[BaseModel]) -> str:
     return message[0].lower() + message[1:]
 
 
-def unknown_key(key: str, known: list[str]) -> str:
-    """`unknown key; closest: learning_rate`, or the whole list when nothing is close."""
+def unknown_key(key: str, known: list[str], *, in_params: bool = True) -> str:
+    """`unknown key; closest: learning_rate`; for a key that the config knows in another place, that place; the whole
+    list when neither helps. `in_params`: that place may be the settings of an extension."""
     near = closest(key, known)
-    if near:
+    places = [place for place in places_of_keys().get(key, []) if in_params or not place.endswith(".params")]
+    if near and not places:
         return f"unknown key; closest: {near}"
+    if places:
+        more = f" and {len(places) - MOST_PLACES} more places" if len(places) > MOST_PLACES else ""
+        where = " or ".join(f"`{place}`" if place else "the top level" for place in places[:MOST_PLACES])
+        hint = f"; closest here: {near}" if near else ""
+        return f"unknown key here; it belongs {'at' if places[0] == '' else 'under'} {where}{more}{hint}"
     return f"unknown key; known: {', '.join(known) or 'none'}"
+
+
+@cache
+def places_of_keys() -> dict[str, list[str]]:
+    """Every key of the config -> where it may stand, the shallowest place first: `continual` -> `run`. The settings of
+    built-in algorithms, backends, transforms and callbacks are keys too."""
+    from evsys_sdk import registry
+    from evsys_sdk.config.models import ExperimentConfig
+
+    found: dict[str, dict[str, None]] = {}
+    for key, place in _keys_in(ExperimentConfig, "", ()):
+        found.setdefault(key, {})[place] = None
+    blocks = {
+        "run.algorithm": registry.algorithms,
+        "run.backend": registry.backends,
+        "run.data.transforms[]": registry.transforms,
+        "callbacks[]": registry.callbacks,
+    }
+    for block, kinds in blocks.items():
+        for kind in kinds.names():
+            config = registry.config_model(kinds.get(kind))
+            for key in config.model_fields if config is not None else ():
+                found.setdefault(key, {})[f"{block}.params"] = None
+    return {key: sorted(places, key=lambda place: place.count(".")) for key, places in found.items()}
+
+
+def _keys_in(model: type[BaseModel], place: str, above: tuple[type[BaseModel], ...]) -> Iterator[tuple[str, str]]:
+    for name, info in model.model_fields.items():
+        if name in ("kind", "params", "runs", "matrix", "search"):  # everywhere, or again what `run` is
+            continue
+        yield info.alias or name, place
+        inner = _model_in(info.annotation)
+        if inner is not None and inner not in above:
+            mark = "[]" if get_origin(info.annotation) is list else ""
+            yield from _keys_in(inner, f"{place}.{name}{mark}".lstrip("."), (*above, model))
 
 
 def _not_one_of(value: object, expected: str) -> str:

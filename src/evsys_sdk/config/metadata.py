@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from evsys_sdk.config.base import InferenceSpec, JsonDict, KindSpec, Name, Strict
 from evsys_sdk.protocols import EnvironmentSpec
+from evsys_sdk.score_names import score_key
 
 
 class EnvironmentConfig(KindSpec):
@@ -75,6 +76,9 @@ class BenchmarkEntry(Strict):
     """Only the first tasks."""
     breakdown_keys: list[str] = Field(default_factory=list)
     """Metadata keys; a score for each of their values."""
+    cluster_key: str | None = None
+    """Metadata key of what tasks have in common, such as the template they were made from: intervals and verdicts count
+    its values, not tasks. Without it, templates are looked for in task ids and texts."""
     baseline: bool = False
     """Score the untrained model too, first of all."""
     agent_import_path: str | None = None
@@ -132,6 +136,19 @@ class BenchmarkEntry(Strict):
     @property
     def label(self) -> str:
         return self.name or self.id or str(self.path).rstrip("/").split("/")[-1]
+
+    @property
+    def score_keys(self) -> list[str]:
+        """How the entry's scores are called in the record."""
+        return [score_key(self.role, self.label, metric) for metric in self.metrics]
+
+    @field_validator("metrics")
+    @classmethod
+    def _no_slash(cls, metrics: list[str]) -> list[str]:
+        wrong = next((metric for metric in metrics if "/" in metric), None)
+        if wrong is not None:
+            raise ValueError(f"a metric's name has no slash, and {wrong!r} has; slashes separate the parts of a score")
+        return metrics
 
 
 def _as_list(value: Any) -> Any:
@@ -220,6 +237,11 @@ class Metadata(Strict):
     """Let test scores pick the best arm; the conclusion then says so."""
     benchmark: Annotated[list[BenchmarkEntry], BeforeValidator(_as_list)] = Field(default_factory=list)
     """Suites of tasks that the weights are scored on."""
+
+    @property
+    def in_loop_scores(self) -> list[str]:
+        """The validation scores that are made while a run trains."""
+        return [key for entry in self.benchmark if entry.role == "val" and entry.run_every for key in entry.score_keys]
 
     def __getitem__(self, key: str) -> Any:
         """The reference calls metadata a dict, and it can be read like one."""

@@ -64,11 +64,14 @@ class Source:
 
 def split_known(text: str, lines: Mapping[KeyPath, int]) -> KeyPath:
     """Split a shown path, keeping dotted keys (sweep axes) whole when the file has such a key."""
-    for known in lines:
-        if known[:2] in (("matrix", "axes"), ("search", "space")) and len(known) == 3:
-            shown = show_path(known)
-            if text.startswith(shown) and text[len(shown) : len(shown) + 1] in ("", ".", "["):
-                return (*known, *split_path(text[len(shown) :]))
+    for head in (("matrix", "axes"), ("search", "space")):
+        start = f"{show_path(head)}."
+        rest = text.removeprefix(start)
+        ends = [len(rest), *(index for index, letter in enumerate(rest) if letter in ".[")] if rest != text else []
+        # The longest key first. Looked up, not searched for: a large file has many lines and may have many problems.
+        for end in sorted(ends, reverse=True):
+            if (*head, rest[:end]) in lines:
+                return (*head, rest[:end], *split_path(rest[end:]))
     return split_path(text)
 
 

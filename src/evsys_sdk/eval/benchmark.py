@@ -18,6 +18,7 @@ from typing import Any
 
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, detect_format, from_dict, to_dict
 from evsys_sdk.errors import DataError, EvsysError, UnknownKind
+from evsys_sdk.eval.clusters import Clusters, find_clusters
 from evsys_sdk.eval.metrics import samples_needed
 from evsys_sdk.eval.scoring import NamedMetric, break_down, score_all, scores_of_task, why_invalid
 from evsys_sdk.jsonl import open_bytes, parse_object
@@ -97,6 +98,7 @@ class Benchmark:
         temperature: float = 1.0,
         limit: int | None = None,
         breakdown_keys: Sequence[str] = (),
+        cluster_key: str | None = None,
         seed: int | None = None,
         step: int | None = None,
         agent: AgentSpec | None = None,
@@ -120,16 +122,37 @@ class Benchmark:
             for task, rollouts in zip(tasks, groups, strict=True)
         ]
         rollouts = [rollout for group in groups for rollout in group]
+        clusters = _clusters(tasks, cluster_key)
         return EvalResult(
             name=self.name,
             split=split,
-            scores=score_all(named, scored),
+            scores=score_all(named, scored, clusters.of),
             step=step,
+            clusters=clusters.of,
+            clustered_by=clusters.found_by,
             breakdown=break_down(breakdown_keys, named, scored),
             rollouts=rollouts,
             error=why_invalid(scored, rollouts),
             seconds=clock() - started,
         )
+
+
+def cluster_problem(tasks: Sequence[HarborTask], key: str | None) -> str | None:
+    """Why tasks cannot be clustered by this metadata key: none of them has it."""
+    if key is None or not tasks or any(key in task.metadata for task in tasks):
+        return None
+    known = sorted({name for task in tasks for name in task.metadata})
+    return f"no task has the metadata key {key!r}; keys: {', '.join(known) or 'none'}"
+
+
+def _clusters(tasks: Sequence[HarborTask], key: str | None) -> Clusters:
+    """Which tasks were made from one template."""
+    problem = cluster_problem(tasks, key)
+    if problem:
+        raise EvsysError(f"cluster_key: {problem}")
+    labels = {task.task_id: str(task.metadata[key]) for task in tasks if key is not None and key in task.metadata}
+    texts = {task.task_id: task.instruction for task in tasks if isinstance(task.instruction, str)}
+    return find_clusters([task.task_id for task in tasks], texts, labels, key=key)
 
 
 def _plan(names: Sequence[str], num_samples: int | None) -> tuple[list[NamedMetric], int]:

@@ -132,12 +132,6 @@ def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comp
     return found, "" if found else f"{prediction.arm} and {vs} were not compared"
 
 
-def speaks_of(prediction: Prediction, verdict: Verdict) -> bool:
-    """Whether the verdict is by the metric that is predicted: `pass@1` also names `val.pass@1`, `val/tools/pass@1`."""
-    asked, judged = (name.replace("/", ".") for name in (prediction.metric or "", verdict.metric))
-    return not asked or judged == asked or judged.endswith(f".{asked}")
-
-
 def _outcome(prediction: Prediction, found: Comparison, share: bool) -> tuple[Outcome, str]:
     """`supported`, `+50.0 points (95 % CI +27.5 to +66.2), the whole interval above 0`."""
     if found.low is None or found.high is None or found.difference is None:

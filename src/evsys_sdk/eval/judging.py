@@ -7,6 +7,7 @@ called best only for having the highest mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import get_args
 
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import FOREIGN, EvsysError, not_known
-from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, table_of
+from evsys_sdk.eval.arm_scores import ArmScores, ArmTable, Values, fixed_table, shared_tasks, table_of
 from evsys_sdk.eval.estimate import Estimate
 from evsys_sdk.eval.paired import arm_interval, arm_mean
 from evsys_sdk.eval.power import Question, more_of_both, more_seeds, more_tasks
@@ -35,6 +36,7 @@ TIMES_THE_TASKS, MOST_MORE_SEEDS = 10, 20
 """Plans beyond these are no advice: more than ten times the tasks that there are, or more seeds per arm than that."""
 LARGE = 5.0
 """Differences of more margins than this (10 points of pass@1) are not called too small, whatever would settle them."""
+FEW_CLUSTERS = 10
 BY_CHANCE = 0.01
 """Seeds that would differ as much less often than this are pointed out."""
 
@@ -67,12 +69,18 @@ def judge_arms(
     also: Sequence[tuple[str, str]] = (),
     share: bool = True,
     searched: bool = False,
+    looks: int = 1,
+    clusters: Mapping[str, str] | None = None,
+    clustered_by: str = "",
 ) -> Verdict:
     """Compare every arm with the baseline arm (the first, unless named) and with the untrained model.
 
     `also` names further pairs (arm, vs), for predictions; each is judged on its own, without Holm's correction.
     `share=False`: values between 0 and 1 are no shares of anything, but dollars or seconds, say. `searched=True`: the
-    arms are trials of a search, none of which is the baseline by coming first; the best is the one on top.
+    arms are trials of a search, none of which is the baseline by coming first; the best is the one on top. `looks`:
+    how often these arms were judged with other seeds or tasks, this time included; differences and p-values then hold
+    over all looks. `clusters`: task -> the template it was made from, where tasks are not independent; templates are
+    then the units of every interval and test, and a note says how they were found (`clustered_by`).
     """
     if mode not in get_args(Mode):
         raise EvsysError(f"mode: {not_known(mode, 'mode', get_args(Mode))}")
@@ -82,7 +90,16 @@ def judge_arms(
     start = start if start and start.tasks else None
     others = {UNTRAINED: start, **tables} if start else tables
     compared = tables.get(baseline) if baseline else None
-    rules = rules_for(others, compared or start, mode=mode, alpha=alpha, margin=margin, share=share)
+    rules = rules_for(
+        others,
+        compared or start,
+        mode=mode,
+        alpha=alpha,
+        margin=margin,
+        share=share,
+        looks=looks,
+        clusters=clusters,
+    )
     to_baseline = _family(tables, compared, rules)
     to_untrained = _family(tables, start, rules)
     verdicts = _arm_verdicts(arms, tables, rules, to_baseline, to_untrained)
@@ -107,7 +124,13 @@ def judge_arms(
         pairs=[_without_plan(found, verdicts) for found in pairs],
         share=rules.unit,
         constant=constant,
-        notes=_notes(verdicts, tables, baseline),
+        looks=looks,
+        n_clusters=_n_clusters(others, rules),
+        notes=[
+            *_looks_note(looks),
+            *_cluster_note(_n_clusters(others, rules), clustered_by),
+            *_notes(verdicts, tables, baseline, rules),
+        ],
     )
 
 
@@ -145,7 +168,7 @@ def _corrected(pairs: Sequence[tuple[ArmTable, ArmTable]], rules: Rules) -> list
         replace(found, p_holm=p, p_equivalent=q, verdict=_word(found, p, q, rules))
         for found, p, q in zip(made, different, alike, strict=True)
     ]
-    alpha = rules.alpha / max(1, sum(found.verdict == "undecided" for found in judged))
+    alpha = rules.alpha / rules.penalty / max(1, sum(found.verdict == "undecided" for found in judged))
     return [
         # Two arms that fail every task, or pass every one, give no scatter to plan with.
         replace(found, why=SAME_EVERYWHERE)
@@ -162,7 +185,7 @@ def _constant(tables: Sequence[ArmTable]) -> float | None:
 
 
 def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: Rules) -> Comparison:
-    n = found.n_tasks if found else 0
+    n = len(shared_tasks([arm, vs])) if found else 0
     bare = Comparison(
         arm=arm.arm,
         vs=vs.arm,
@@ -175,18 +198,22 @@ def _comparison(arm: ArmTable, vs: ArmTable, found: Estimate | None, rules: Rule
         scope="recipe" if found and found.seed_degrees else "weights",
         why=_why_nothing(found, rules),
     )
-    interval = found.interval(rules.level) if found else None
+    interval = found.interval(1 - rules.alpha / rules.penalty) if found else None
     if found is None or interval is None:
         return bare
     return replace(
         bare,
         low=interval[0],
         high=interval[1],
-        p=found.p_value(),
-        p_equivalent=found.p_equivalent(rules.margin),
+        p=_over_looks(found.p_value(), rules),
+        p_equivalent=_over_looks(found.p_equivalent(rules.margin), rules),
         standard_error=found.error,
-        critical=found.critical(rules.alpha / 2),
+        critical=found.critical(rules.alpha / rules.penalty / 2),
     )
+
+
+def _over_looks(p: float | None, rules: Rules) -> float | None:
+    return None if p is None else min(1.0, p * rules.penalty)
 
 
 def _why_nothing(found: Estimate | None, rules: Rules) -> str:
@@ -214,6 +241,10 @@ def _with_needs(found: Comparison, estimate: Estimate | None, margin: float, alp
     n_seeds = max(found.n_seeds)
     tasks, seeds = more_tasks(question), more_seeds(question, n_seeds)
     both = more_of_both(question, n_seeds) if tasks is None and seeds is None else None
+    # Where templates are the units, so many more of them come with as many tasks each as those that there are.
+    each = found.n_tasks / estimate.n_tasks
+    tasks = None if tasks is None else math.ceil(tasks * each)
+    both = None if both is None else (math.ceil(both[0] * each), both[1])
     most = TIMES_THE_TASKS * found.n_tasks
     plan = replace(
         found,
@@ -263,15 +294,16 @@ def _arm_verdicts(
         bare = ArmVerdict(arm=scores.arm, why_unranked=scores.why_unranked, failed_seeds=dict(scores.failed))
         table = tables.get(scores.arm)
         if table is not None:
-            found = arm_mean(table.values, rules.pooled)
-            interval = arm_interval(table.values, found, unit=rules.unit, level=rules.level)
+            values = rules.columns(table)
+            found = arm_mean(values, rules.pooled)
+            interval = arm_interval(values, found, unit=rules.unit, level=rules.level)
             compared = to_baseline.get(scores.arm)
             bare = replace(
                 bare,
                 mean=found.value,
                 low=interval[0] if interval else None,
                 high=interval[1] if interval else None,
-                n_tasks=found.n_tasks,
+                n_tasks=len(table.tasks),
                 n_seeds=table.n_seeds,
                 seed_means=dict(zip(scores.usable, map(float, table.values.mean(axis=1)), strict=True)),
                 verdict=compared.verdict if compared else None,
@@ -319,7 +351,37 @@ def _best(
     return None, "no arm beats the baseline"
 
 
-def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], baseline: str | None) -> list[str]:
+def _n_clusters(tables: Mapping[str, ArmTable], rules: Rules) -> int | None:
+    """How many templates the tasks come from; None where tasks are independent."""
+    if not rules.clusters:
+        return None
+    return len({rules.clusters.get(task, task) for table in tables.values() for task in table.tasks})
+
+
+def _cluster_note(count: int | None, found_by: str) -> list[str]:
+    if count is None:
+        return []
+    how = f" ({found_by})" if found_by else ""
+    few = "; so few say little of other templates" if count < FEW_CLUSTERS else ""
+    return [
+        f"tasks come from {count} templates{how}: intervals and tests count templates, not tasks, and more tasks means "
+        f"tasks from new templates{few}"
+    ]
+
+
+def _looks_note(looks: int) -> list[str]:
+    """What a further look costs, said first of all notes."""
+    if looks < 2:
+        return []
+    return [
+        f"look {looks} at this question: intervals of differences and p-values are widened (look k is judged at "
+        "alpha / k^2), because looking until something is significant finds something among equals"
+    ]
+
+
+def _notes(
+    verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], baseline: str | None, rules: Rules
+) -> list[str]:
     """What a reader must know to take the numbers rightly."""
     notes = []
     scored = [arm for arm in verdicts if arm.mean is not None]
@@ -332,7 +394,7 @@ def _notes(verdicts: Sequence[ArmVerdict], tables: Mapping[str, ArmTable], basel
         who = ", ".join(single[:MOST_NAMED]) + (f" and {len(single) - MOST_NAMED} more" * (len(single) > MOST_NAMED))
         notes.append(f"{who}: one seed; {ONLY_TASKS}, which differences take from the arms with several seeds")
     for arm in scored:
-        found, seeds = arm.vs_baseline, seed_spread(tables[arm.arm].values)
+        found, seeds = arm.vs_baseline, seed_spread(rules.columns(tables[arm.arm]))
         if seeds and chance_of(seeds) < BY_CHANCE:
             means = ", ".join(f"{seed}: {shown(mean)}" for seed, mean in arm.seed_means.items())
             notes.append(f"{arm.arm}: its seeds differ by more than noise explains ({means}); its mean rests on them")

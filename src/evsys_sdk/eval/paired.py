@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from evsys_sdk.eval.clusters import by_cluster
 from evsys_sdk.eval.estimate import Estimate, quantile
 from evsys_sdk.eval.seed_spread import SeedSpread, borrowed, borrows, pooled_spread, seed_spread
 from evsys_sdk.eval.statistics import LEVEL, Interval, wilson_around
@@ -93,12 +94,15 @@ def arm_mean(values: Array, pooled: SeedSpread | None = None) -> Estimate:
     return _estimate(values.mean(axis=0), _seed_parts([values], pooled if len(values) > 1 else None, lend_to_two=True))
 
 
-def interval_of_run(values: Sequence[float], *, share: bool, level: float = LEVEL) -> Interval | None:
+def interval_of_run(
+    values: Sequence[float], *, share: bool, clusters: Sequence[str] | None = None, level: float = LEVEL
+) -> Interval | None:
     """Of the score of one run, from its value on each task: the interval of an arm with this seed alone."""
     import numpy as np
 
     table = np.array([values], dtype=np.float64)
     unit = share and bool((table >= 0.0).all() and (table <= 1.0).all())
+    table = by_cluster(table, clusters) if clusters else table
     return arm_interval(table, arm_mean(table), unit=unit, level=level)
 
 

@@ -6,7 +6,7 @@ stays in the denominator as a failure; when all of them broke there is no score 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evsys_sdk.errors import Cancelled, EvsysError, blame
@@ -39,12 +39,14 @@ def scores_of_task(
     )
 
 
-def score_all(metrics: Sequence[NamedMetric], tasks: Sequence[TaskScores]) -> list[Score]:
-    """Every metric on the same tasks, in order."""
-    return [score_one(name, metric, tasks) for name, metric in metrics]
+def score_all(
+    metrics: Sequence[NamedMetric], tasks: Sequence[TaskScores], clusters: Mapping[str, str] | None = None
+) -> list[Score]:
+    """Every metric on the same tasks, in order; `clusters` says which tasks are not independent."""
+    return [score_one(name, metric, tasks, clusters) for name, metric in metrics]
 
 
-def score_one(name: str, metric: Any, tasks: Sequence[TaskScores]) -> Score:
+def score_one(name: str, metric: Any, tasks: Sequence[TaskScores], clusters: Mapping[str, str] | None = None) -> Score:
     """One metric with its 95 % interval; a metric that fails, or an eval where all errored, has no value."""
     value, bounds, error = None, None, invalid_reason(tasks)
     if error is None:
@@ -52,7 +54,7 @@ def score_one(name: str, metric: Any, tasks: Sequence[TaskScores]) -> Score:
             with blame(EvsysError, f"metric {name!r}"):
                 fold = as_metric(metric)
                 value = fold(tasks)
-            bounds = _interval(fold, tasks, is_share(metric))
+            bounds = _interval(fold, tasks, is_share(metric), clusters or {})
         except Cancelled:
             raise
         except EvsysError as exc:
@@ -91,9 +93,12 @@ def is_share(metric: Any) -> bool:
     return bool(getattr(metric, "share", True))
 
 
-def _interval(fold: MetricFunction, tasks: Sequence[TaskScores], share: bool) -> Interval | None:
+def _interval(
+    fold: MetricFunction, tasks: Sequence[TaskScores], share: bool, clusters: Mapping[str, str]
+) -> Interval | None:
     try:
-        return interval(fold, tasks, share=share)
+        of = [clusters.get(task.task_id, task.task_id) for task in tasks] if clusters else None
+        return interval(fold, tasks, share=share, clusters=of)
     except Cancelled:
         raise
     except Exception:  # a metric that works on all tasks but not on a part of them has a value and no interval

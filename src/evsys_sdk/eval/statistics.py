@@ -19,7 +19,11 @@ MAX_GROUPS = 200
 
 
 def interval[T](
-    statistic: Callable[[Sequence[T]], float], tasks: Sequence[T], *, share: bool = True
+    statistic: Callable[[Sequence[T]], float],
+    tasks: Sequence[T],
+    *,
+    share: bool = True,
+    clusters: Sequence[str] | None = None,
 ) -> Interval | None:
     """The 95 % interval of `statistic(tasks)`; None for fewer than two tasks.
 
@@ -27,6 +31,7 @@ def interval[T](
     an arm with one seed (`paired.arm_interval`), so that a score has one interval wherever it is printed. Any other
     gets the jackknife, or None where that fails: a median may not move when any one task is left out, and that is no
     certainty. `share=False` says that the values are no shares of anything, and that 0 and 1 are numbers like others.
+    `clusters` names the cluster of each task, where tasks are not independent.
     """
     if len(tasks) < 2:
         return None
@@ -36,7 +41,7 @@ def interval[T](
         return (low, high) if low < high else None
     from evsys_sdk.eval.paired import interval_of_run  # late: it costs numpy, and it imports this module
 
-    return interval_of_run(singles, share=share)
+    return interval_of_run(singles, share=share, clusters=clusters)
 
 
 def _values_per_task[T](statistic: Callable[[Sequence[T]], float], tasks: Sequence[T]) -> list[float] | None:

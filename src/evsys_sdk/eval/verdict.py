@@ -128,6 +128,10 @@ class Verdict:
     """All values lie between 0 and 1 and are shares, so differences are told in points."""
     constant: float | None = None
     """The one value that every scored arm has on every task, where there is one: nothing to compare."""
+    looks: int = 1
+    """How often these arms were judged with other seeds or tasks, this time included."""
+    n_clusters: int | None = None
+    """Templates that the tasks were made from, where these are the units; None where tasks are."""
     notes: list[str] = field(default_factory=list)
 
     def find(self, arm: str, vs: str) -> Comparison | None:

@@ -68,7 +68,7 @@ def winner_of(
     )
     if expected is None or top.low is None or top.high is None:
         return bare
-    low, high = _around(expected, top, tables[top.arm].values, rules)
+    low, high = _around(expected, top, rules.columns(tables[top.arm]), rules)
     # The correction may have been uncalled for: on the good side the interval reaches as far as the arm's own.
     if rules.mode == "max":
         return replace(bare, low=low, high=max(high, top.high))
@@ -86,7 +86,7 @@ def _luck(top: str, pool: Tables, rules: Rules) -> float | None:
     tasks = shared_tasks(list(wide.values()))
     if top not in wide or not tasks:
         return None
-    picked = picked_score([table.on(tasks) for table in wide.values()], mode=rules.mode)
+    picked = picked_score([rules.columns(table, tasks) for table in wide.values()], mode=rules.mode)
     return None if picked is None else max(0.0, rules.sign * (float(wide[top].on(tasks).mean()) - picked))
 
 
@@ -126,6 +126,6 @@ def _rivals(top: str, ranked: Sequence[str], tables: Tables, rules: Rules) -> li
             continue
         found = estimate_between(tables[top], tables[arm], rules)
         p = found.p_value() if found else None
-        if found is None or p is None or p * tests >= rules.alpha or found.value * rules.sign <= 0:
+        if found is None or p is None or p * tests * rules.penalty >= rules.alpha or found.value * rules.sign <= 0:
             rivals.append(arm)
     return rivals

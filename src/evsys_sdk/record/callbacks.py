@@ -29,6 +29,7 @@ from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunContext, RunResult
 from evsys_sdk.record.lines import StepOrder
 from evsys_sdk.registry import register_callback
+from evsys_sdk.score_names import names_split, resolve_one, score_key
 
 HOOKS = (
     "on_experiment_start",
@@ -181,8 +182,11 @@ def steers(kind: str) -> bool:
 
 def eval_metrics(result: EvalResult) -> dict[str, float]:
     """Scores by their names in the logs: `val/<name>/<metric>`, or `eval/<metric>` for the run's own eval block."""
-    prefix = result.split if result.split == result.name else f"{result.split}/{result.name}"
-    return {f"{prefix}/{score.metric}": score.value for score in result.scores if score.value is not None}
+    return {
+        score_key(result.split, result.name, score.metric): score.value
+        for score in result.scores
+        if score.value is not None
+    }
 
 
 @register_callback("print_progress", yields=True)
@@ -287,7 +291,7 @@ class EarlyStopping:
 
     class Config(Params):
         metric: str = "loss"
-        """A step metric, or a validation score as `val/<name>/<metric>`."""
+        """A step metric, or a validation score made during training, such as `pass@1` or `val/<name>/<metric>`."""
         mode: Literal["min", "max"] = "min"
         """Whether more or less is better."""
         patience: int = Field(default=3, ge=1)
@@ -298,27 +302,32 @@ class EarlyStopping:
         @field_validator("metric")
         @classmethod
         def _no_test_set(cls, metric: str) -> str:
-            if metric.startswith("test/"):
+            if names_split(metric, "test"):
                 raise ValueError("a test score must not decide when training stops; use a val/ score or a step metric")
             return metric
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
         self._watches: dict[str, _Watch] = {}
+        self._score: str | None = None
+        """The key of the validation score that `metric` means, if it means one."""
 
     @property
     def waits_for_scores(self) -> bool:
-        return self.cfg.metric.startswith(("val/", "eval/"))
+        return self._score is not None or self.cfg.metric.startswith(("val/", "eval/"))
+
+    def on_experiment_start(self, experiment: Any) -> None:
+        self._score = resolve_one(self.cfg.metric, experiment.config.metadata.in_loop_scores)
 
     def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
         self._watches[ctx.run_id] = _Watch()
 
     def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
-        self._see(ctx, step, metrics)
+        self._see(ctx, step, metrics, self.cfg.metric)
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
         if result.step is not None and result.split != "test":
-            self._see(ctx, result.step, eval_metrics(result))
+            self._see(ctx, result.step, eval_metrics(result), self._score or self.cfg.metric)
 
     def on_train_end(self, ctx: RunContext, metrics: dict[str, float]) -> None:
         watch = self._watches.get(ctx.run_id)
@@ -336,12 +345,13 @@ class EarlyStopping:
         best = "no number yet" if watch.best is None else f"best {watch.best:.6g} at step {watch.best_step}"
         return f"{self.cfg.metric} did not improve in {watch.worse} observations ({best})"
 
-    def _see(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
+    def _see(self, ctx: RunContext, step: int, metrics: dict[str, float], key: str) -> None:
         watch = self._watches.setdefault(ctx.run_id, _Watch())
         watch.names.update(metrics)
-        if self.cfg.metric in metrics:
-            value = metrics[self.cfg.metric] * (1 if self.cfg.mode == "min" else -1)
-            watch.observe(step, metrics[self.cfg.metric], value, self.cfg.min_delta)
+        # A name that steps have is theirs: a score of the same metric is another number, and is not mixed with it.
+        if key in metrics and (key == self.cfg.metric or self.cfg.metric not in watch.names):
+            value = metrics[key] * (1 if self.cfg.mode == "min" else -1)
+            watch.observe(step, metrics[key], value, self.cfg.min_delta)
 
 
 class _Watch:

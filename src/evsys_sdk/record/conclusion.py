@@ -15,6 +15,7 @@ from typing import Any
 from evsys_sdk.numbers import shown, span
 from evsys_sdk.protocols import EvalResult, RunResult, RunStatus, Score
 from evsys_sdk.record.leakage import leakage_lines
+from evsys_sdk.score_names import AmbiguousName, resolve, score_key, suite_label
 
 MOST_VALUES = 12
 """Of a breakdown that are printed; the record has all."""
@@ -99,6 +100,7 @@ def conclude(
     judged = {arm["arm"] for arm in findings.data.get("verdict", {}).get("arms", [])}
     lines += [_arm_line(summary, name) for summary in summaries if summary.arm not in judged]
     lines += leakage_lines(arms)
+    lines += _training_row_lines(arms)
     lines += _model_lines(models)
     return Conclusion(
         arms=summaries,
@@ -117,6 +119,18 @@ def conclude_without_verdict(arms: Mapping[str, Sequence[RunResult]], why: str) 
     return Conclusion(arms=summaries, best_arm=None, text="\n".join(lines), findings=Findings(why_not=why))
 
 
+def _training_row_lines(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """One line that names the scores on rows that were trained on."""
+    evals = [one for results in arms.values() for result in results for one in result.extras.get("evals", [])]
+    keys = sorted({metric_key(one, score) for one in evals if one.on_training_rows for score in one.scores})
+    if not keys:
+        return []
+    return [
+        f"Scored on training rows: {', '.join(keys)}. It shows what was memorised, not how new tasks are done; add a "
+        "benchmark, or eval.eval_data."
+    ]
+
+
 def _model_lines(models: Sequence[ModelScore]) -> list[str]:
     """The API models, under a heading that keeps them apart from the arms."""
     lines = [f"  {score.model}: {text}" for score in models for text in _texts(score.result)]
@@ -127,26 +141,17 @@ def _texts(result: EvalResult) -> list[str]:
     return [_score_text(result, score) for score in result.scores] or [_score_text(result, None)]
 
 
-def matching(result: RunResult, name: str) -> list[str]:
-    """Metrics of a run that `name` means: the whole key, `val.pass@1`, or a bare last part; val before test."""
-    if name in result.metrics:
-        return [name]
-    split, dot, rest = name.partition(".")
-    if dot and split in ("val", "test", "eval"):
-        found = [key for key in result.metrics if key.startswith(f"{split}/") and key.endswith(f"/{rest}")]
-    else:
-        found = [key for key in result.metrics if key.rsplit("/", 1)[-1] == name]
-    for wanted in ("val/", "eval/"):
-        chosen = [key for key in found if key.startswith(wanted)]
-        if chosen:
-            return chosen
-    return found
-
-
 def score_keys(arms: Mapping[str, Sequence[RunResult]], name: str) -> list[str]:
-    """The metrics that `name` means, over all arms; test scores only where no arm has another."""
-    keys = list(dict.fromkeys(key for results in arms.values() for found in results for key in matching(found, name)))
-    return [key for key in keys if not key.startswith("test/")] or keys
+    """The metrics that `name` means, over all arms; none where that is ambiguous, which the verdict then says."""
+    try:
+        return resolve(name, metric_keys(arms))
+    except AmbiguousName:
+        return []
+
+
+def metric_keys(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """Every metric that some run of some arm has."""
+    return list(dict.fromkeys(key for results in arms.values() for found in results for key in found.metrics))
 
 
 def _summary(arm: str, results: Sequence[RunResult], name: str | None, keys: Sequence[str]) -> ArmSummary:
@@ -185,15 +190,15 @@ def _evidence(result: RunResult, value: float, keys: Sequence[str]) -> str:
         (one, score) for one in evals for score in one.scores if metric_key(one, score) in keys and score.value == value
     ]
     if len(keys) == 1 and found:
-        return f"{_value(found[-1][1])}, {_counts(found[-1][1])}"
+        rows = ", on training rows" if found[-1][0].on_training_rows else ""
+        return f"{_value(found[-1][1])}, {_counts(found[-1][1])}{rows}"
     last = {metric_key(one, score): score for one in evals for score in one.scores if one.step != 0}
     return f"{value:.3f}{_errors_of([last[key] for key in keys if key in last])}"
 
 
 def metric_key(result: EvalResult, score: Score) -> str:
     """What the run's metrics call this score: `val/tools/pass@1`."""
-    prefix = result.split if result.split == result.name else f"{result.split}/{result.name}"
-    return f"{prefix}/{score.metric}"
+    return score_key(result.split, result.name, score.metric)
 
 
 def _score_of(result: RunResult, keys: Sequence[str]) -> float | None:
@@ -258,7 +263,7 @@ def stage_matrix(evals: Sequence[EvalResult]) -> list[str]:
     for result in evals:
         column = "untrained" if result.step == 0 else result.stage
         for score in result.scores:
-            row = cells.setdefault(f"{result.split}/{result.name} {score.metric}", {})
+            row = cells.setdefault(f"{suite_label(result.split, result.name)} {score.metric}", {})
             row[column or ""] = _value(score)
     columns = [name for name in ("untrained", *stages) if any(name in row for row in cells.values())]
     table = [["after stage", *columns], *([name, *(row.get(c, "-") for c in columns)] for name, row in cells.items())]
@@ -267,12 +272,13 @@ def stage_matrix(evals: Sequence[EvalResult]) -> list[str]:
 
 
 def _score_text(result: EvalResult, score: Score | None) -> str:
-    where = result.name if result.split == "eval" else f"{result.split}/{result.name}"
+    where = suite_label(result.split, result.name)
     if score is None:
         return f"{where}: not scored ({result.error})"
     if score.value is None:
         return f"{where} {score.metric}: not valid ({str(result.error or score.error).removeprefix('invalid: ')})"
-    return f"{where} {score.metric} = {_value(score)}, {_counts(score)}"
+    rows = ", on training rows" if result.on_training_rows else ""
+    return f"{where} {score.metric} = {_value(score)}, {_counts(score)}{rows}"
 
 
 def _counts(score: Score) -> str:

@@ -166,7 +166,7 @@ def _open_questions(history: History, tracks: Sequence[Track]) -> Iterator[str]:
         if entry.state == "running":
             yield f"{entry.name} is running since {entry.date}{_asks(entry.digest)}"
         elif entry.state == "interrupted" and entry.notes.why_invalid is None:
-            yield f"{entry.name} was interrupted ({entry.date}); the same command goes on with it{_asks(entry.digest)}"
+            yield f"{entry.name} was interrupted ({entry.date}); run the same command to resume it{_asks(entry.digest)}"
     for track in tracks:
         yield from _questions_of_best(track)
     asked = _first_askers(history.entries)

@@ -17,9 +17,8 @@ from typing import Any
 from evsys_sdk.constants import MANY_ERRORS
 from evsys_sdk.errors import shorten
 from evsys_sdk.numbers import plan_text
-from evsys_sdk.protocols import RunResult
-from evsys_sdk.record.conclusion import matching
 from evsys_sdk.record.setup import setup_of
+from evsys_sdk.score_names import AmbiguousName, resolve, score_key
 
 VERSION = 3
 """Of the digest; one that an older SDK made is made anew."""
@@ -195,7 +194,7 @@ def digest_of(record: Mapping[str, Any]) -> Digest:
     verdict = _mapping(record.get("verdict"))
     common, own = split_settings(config)
     runs = [run for run in record.get("runs") or [] if isinstance(run, Mapping)]
-    keys = [_matching(run, metric) for run in runs]
+    keys = [_measured_by(metric, run) for run in runs]
     benchmarks = _entries(metadata)
     return Digest(
         name=name,
@@ -359,9 +358,13 @@ def _means(runs: list[Mapping[str, Any]]) -> dict[str, float]:
     return {key: fmean(found) for key, found in values.items()}
 
 
-def _matching(run: Mapping[str, Any], metric: str | None) -> list[str]:
-    metrics = {key: value for key, value in _mapping(run.get("metrics")).items() if _is_number(value)}
-    return matching(RunResult(run_id="", status="completed", metrics=metrics), metric) if metric else []
+def _measured_by(metric: str | None, run: Mapping[str, Any]) -> list[str]:
+    """The run's metrics that the success metric stands for; of a name that is ambiguous, all that it can mean."""
+    keys = [key for key, value in _mapping(run.get("metrics")).items() if _is_number(value)]
+    try:
+        return resolve(metric, keys) if metric else []
+    except AmbiguousName as exc:
+        return exc.keys
 
 
 def _interval(
@@ -391,8 +394,7 @@ def _last_score(run: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _metric_key(one: Mapping[str, Any], score: Mapping[str, Any]) -> str:
-    prefix = one["split"] if one.get("split") == one.get("name") else f"{one.get('split')}/{one.get('name')}"
-    return f"{prefix}/{score['metric']}"
+    return score_key(str(one.get("split")), str(one.get("name")), str(score["metric"]))
 
 
 def _untrained(runs: list[Mapping[str, Any]]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from evsys_sdk.record.setup import setup_of
 from evsys_sdk.record.stages import BEFORE, StageRow, stage_names, stage_rows
 from evsys_sdk.record.stored import run_result
 from evsys_sdk.registry import lower_is_better
+from evsys_sdk.score_names import is_test_score, names_metric
 
 PAGE_FILE = "experiment.md"
 
@@ -291,9 +292,9 @@ def _stage_tables(facts: PageFacts) -> list[str]:
 
 def _lower(facts: PageFacts) -> Callable[[str], bool]:
     """Whether less of a metric is better; of the success metric, what the config says."""
-    success = str(facts.conclusion.metric or "").split(".", 1)[-1].rsplit("/", 1)[-1]
+    success = str(facts.conclusion.metric or "")
     mode = (facts.verdict or {}).get("mode")
-    return lambda metric: mode == "min" if mode and metric == success else lower_is_better(metric)
+    return lambda metric: mode == "min" if mode and names_metric(success, metric) else lower_is_better(metric)
 
 
 def _stage_table(rows: Sequence[StageRow], stages: list[str]) -> list[str]:
@@ -329,8 +330,8 @@ def _chosen_by(facts: PageFacts) -> str:
     if len(facts.conclusion.arms) == 1:
         return f"{nothing}: there is one arm, measured by {', '.join(keys)}."
     where = f"Arms are compared by {', '.join(keys)}."
-    tested = sorted({key for run in facts.runs for key in run.metrics if key.startswith("test/")} - set(keys))
-    if not all(key.startswith("test/") for key in keys):
+    tested = sorted({key for run in facts.runs for key in run.metrics if is_test_score(key)} - set(keys))
+    if not all(map(is_test_score, keys)):
         aside = f" The test scores ({', '.join(tested)}) took no part in it." if tested and not admitted else ""
         return where + aside + _picked(facts.verdict, n_arms)
     admit = (

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from evsys_sdk.record.digest import ArmDigest, Digest, Settings
 from evsys_sdk.record.history import Entry
+from evsys_sdk.score_names import parse_key
 
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -166,7 +167,7 @@ def _by_model(entry: Entry) -> Iterator[tuple[str, bool, Entry]]:
 
 def _suites(digest: Digest) -> list[str]:
     """The benchmarks that measured it, as `val/tools`."""
-    return list(dict.fromkeys(key.rpartition("/")[0] for key in digest.measured))
+    return list(dict.fromkeys(score.suite for key in digest.measured if (score := parse_key(key)) is not None))
 
 
 def _tasks(digest: Digest) -> str:

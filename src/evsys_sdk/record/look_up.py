@@ -14,8 +14,9 @@ from pathlib import Path
 
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE
 from evsys_sdk.errors import EvsysError, not_known
-from evsys_sdk.record.digest import TEST, Digest
+from evsys_sdk.record.digest import Digest
 from evsys_sdk.record.history import STATUSES, Entry, History, newest_by_name, read_one, records_in
+from evsys_sdk.score_names import is_test_score, names_split, readings_of
 
 LISTED = 8
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -98,23 +99,24 @@ class Condition:
     value: float = 0.0
 
     def values(self, entry: Entry) -> list[float]:
-        """The metric's mean for each arm that has it: the whole key, its last part, or the success metric."""
+        """The metric's mean for each arm that has it, by any name that means it, or as the success metric."""
         found = []
         for arm in entry.digest.arms:
-            keys = [key for key in arm.metrics if key == self.metric or self._means(key, entry.digest)]
+            keys = [key for key in arm.metrics if self._means(key, entry.digest)]
             found += [arm.metrics[key] for key in keys]
             if not keys and self.metric == entry.digest.metric and arm.mean is not None and self._may_choose(entry):
                 found.append(arm.mean)
         return found
 
     def _means(self, key: str, digest: Digest) -> bool:
-        """By its last part; a bound on that is not met by a test score, which chooses nothing unless it was allowed."""
-        return key.rsplit("/", 1)[-1] == self.metric and not (
-            self.sign and key.startswith(TEST) and not digest.allows_test
-        )
+        """A bound is not met by a test score, which chooses nothing, unless that is allowed or the bound names it."""
+        if not readings_of(self.metric, key):
+            return False
+        is_open = not is_test_score(key) or digest.allows_test or names_split(self.metric, "test")
+        return not self.sign or is_open
 
     def _may_choose(self, entry: Entry) -> bool:
-        return not self.sign or entry.digest.selects or self.metric.startswith("test.")
+        return not self.sign or entry.digest.selects or names_split(self.metric, "test")
 
     def holds(self, entry: Entry) -> bool:
         values = self.values(entry)

@@ -145,6 +145,7 @@ def eval_summary(result: EvalResult) -> dict[str, Any]:
         "split": result.split,
         "step": result.step,
         "stage": result.stage,
+        "on_training_rows": result.on_training_rows,
         "scores": [asdict(score) for score in result.scores],
         "breakdown": {
             key: {value: [asdict(score) for score in scores] for value, scores in parts.items()}

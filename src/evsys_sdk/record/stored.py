@@ -44,6 +44,8 @@ class StoredEval:
     stage: str | None = None
     metrics: list[str] = field(default_factory=list)
     """It was scored with these, where that is known."""
+    clusters: dict[str, str] = field(default_factory=dict)
+    """task_id -> the template it was made from, where tasks are not independent."""
 
     @property
     def label(self) -> str:
@@ -96,6 +98,7 @@ def _stored(run: str, result: EvalResult) -> StoredEval:
         step=result.step,
         stage=result.stage,
         metrics=[score.metric for score in result.scores],
+        clusters=result.clusters,
     )
 
 

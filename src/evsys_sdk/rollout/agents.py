@@ -7,22 +7,27 @@ notebook's, a test's) get such an address here for as long as somebody holds the
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from evsys_sdk.errors import ConfigError, EvsysError, UnknownKind, blame, not_known
+from evsys_sdk.errors import ConfigError, EvsysError, Problem, UnknownKind, blame, not_known
 from evsys_sdk.protocols import AgentSpec
 from evsys_sdk.registry import agents as registry
-from evsys_sdk.registry import check_params, config_model
+from evsys_sdk.registry import check_params, config_model, unknown_params
+from evsys_sdk.rollout.chat import tool_at
 from evsys_sdk.rollout.harbor_package import need_harbor
 
 BASE_URL, POLICY = "{base_url}", "{policy}"
 """What stands in params for the address of the model under training, and for its name there."""
+NOT_PARAMS = frozenset({"self", "logs_dir", "policy"})
+"""What a constructor is given by the SDK and harbor."""
 _homeless: WeakValueDictionary[str, type] = WeakValueDictionary()
 """Classes that no import finds, by the name that this module answers to."""
 
@@ -91,6 +96,9 @@ def find_agent(spec: AgentSpec) -> AgentClass:
         raise ConfigError(f"agent {spec.kind!r}", problems)
     params = dict(spec.params)
     model_name = params.pop("model_name", None)
+    problems = [*_unknown_params(cls, params), *_missing_tools(cls, params)]
+    if problems:
+        raise ConfigError(f"agent {spec.kind!r}", problems)
     with blame(EvsysError, f"agent {spec.kind!r}: params"):
         preflight = getattr(cls, "parse_options", None)
         if preflight is not None:
@@ -103,6 +111,58 @@ def find_agent(spec: AgentSpec) -> AgentClass:
         params=params,
         takes_policy=harbor_name is None and _takes_policy(cls),
     )
+
+
+def _unknown_params(cls: Any, params: dict[str, Any]) -> list[Problem]:
+    """Params that no constructor of the class names: harbor's own base takes any, so a misspelt one would be lost. None
+    where a constructor looks into its `**kwargs` itself, or harbor checks the params (`options_model`)."""
+    from harbor.agents.base import BaseAgent
+
+    if getattr(cls, "options_model", None) is not None or cls.__module__.startswith("harbor."):
+        return []
+    known = {"override_setup_timeout_sec"}
+    for base in inspect.getmro(cls):
+        maker = vars(base).get("__init__")
+        if maker is None:
+            continue
+        try:
+            parameters = inspect.signature(maker).parameters.values()
+        except (TypeError, ValueError):
+            return []
+        known |= {one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+        rest = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None)
+        if base is BaseAgent or rest is None:
+            break
+        if base is object or not _only_hands_on(maker, rest):
+            return []
+    return unknown_params(sorted(known - NOT_PARAMS), params)
+
+
+def _only_hands_on(maker: Any, name: str) -> bool:
+    """Whether a constructor does nothing with its `**name` but pass it on as `**name`; False where that cannot be
+    read."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(maker)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    handed_on = {id(k.value) for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg is None}
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
+    return bool(uses) and all(id(node) in handed_on for node in uses)
+
+
+def _missing_tools(cls: Any, params: dict[str, Any]) -> list[Problem]:
+    """Tools of the chat agent that are not where its params say."""
+    from evsys_sdk.rollout.chat_agent import BASH, ChatAgent
+
+    tools = params.get("tools") if issubclass(cls, ChatAgent) else None
+    problems = []
+    for index, path in enumerate(tools if isinstance(tools, list) else []):
+        try:
+            if path != BASH:
+                tool_at(str(path))
+        except EvsysError as exc:
+            problems.append(Problem(path=f"tools[{index}]", value=path, message=str(exc)))
+    return problems
 
 
 def _has_config(kind: str) -> bool:

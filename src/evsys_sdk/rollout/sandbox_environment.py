@@ -23,6 +23,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from evsys_sdk.dockerfile import INSTEAD, SYSTEM, Step, missing_packages, steps_of, top_folder
 from evsys_sdk.errors import DataError, EvsysError, shorten
+from evsys_sdk.logs import get_logger
 from evsys_sdk.rollout.environment_checks import files_problem
 from evsys_sdk.sandbox import EVERYTHING, HOME, Limits, Sandbox, SandboxError, SandboxResult, View
 from evsys_sdk.sandbox_grading import grading_variables
@@ -141,14 +142,28 @@ class SandboxEnvironment(BaseEnvironment):
         target = PurePosixPath(self.workdir, destination)
         into = destination.endswith(("/", ".")) or len(sources) > 1
         for pattern in sources:
-            found = [self.environment_dir] if pattern in (".", "./") else sorted(self.environment_dir.glob(pattern))
+            below = pattern.strip("/") or "."  # as for docker, `/` is the folder of the Dockerfile
+            found = [self.environment_dir] if below == "." else sorted(self.environment_dir.glob(below))
             if not found:
                 raise SandboxBuildFailedError(f"COPY {pattern}: there is no such file in {self.environment_dir}")
+            outside = next((source for source in found if not self._stays_inside(source)), None)
+            if outside is not None:
+                raise SandboxBuildFailedError(
+                    f"COPY {pattern}: {outside} leads to {outside.resolve()}, outside of the task's environment/, and "
+                    "is not copied; put the file itself there"
+                )
             for source in found:
                 if source.is_dir():
                     await self.upload_dir(source, str(target))
                 else:
                     await self.upload_file(source, str(target / source.name if into or len(found) > 1 else target))
+
+    def _stays_inside(self, path: Path) -> bool:
+        """Whether a file of environment/ lies there; a link may lead to any file of the machine, such as a key."""
+        is_inside = path.resolve().is_relative_to(self.environment_dir.resolve())
+        if not is_inside:
+            get_logger(__name__).warning("%s is a link that leaves the task's environment/ and is not copied", path)
+        return is_inside
 
     async def _must(self, command: str, cwd: str) -> None:
         done = await self.exec(command, cwd=cwd)
@@ -248,6 +263,8 @@ class SandboxEnvironment(BaseEnvironment):
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         source = Path(source_dir)
         files = sorted(path for path in source.rglob("*") if path.is_file())
+        if source.absolute().is_relative_to(self.environment_dir.absolute()):
+            files = [file for file in files if self._stays_inside(file)]
         targets = {file: str(PurePosixPath(target_dir, file.relative_to(source).as_posix())) for file in files}
         if PurePosixPath(target_dir) == PATHS.tests_dir:
             await self._begin_grading(source, files)

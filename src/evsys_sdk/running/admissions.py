@@ -20,6 +20,7 @@ from evsys_sdk.running.leakage import EVAL_DATA, eval_suite
 from evsys_sdk.running.metric_checks import keys_of
 from evsys_sdk.running.scoring import find_benchmark
 from evsys_sdk.running.search_value import objective_of
+from evsys_sdk.score_names import is_test_score
 
 if TYPE_CHECKING:
     from evsys_sdk.running.workbench import Workbench
@@ -52,7 +53,7 @@ def admissions(config: ExperimentConfig) -> list[Admission]:
 
 def _by_scores(config: ExperimentConfig) -> Iterator[Admission]:
     for place, keys in _chosen_by(config):
-        scores = [key for key in keys if key.startswith("test/")]
+        scores = [key for key in keys if is_test_score(key)]
         if scores and config.metadata.allow_test_selection:
             what = "Trials were chosen by" if place == OBJECTIVE else "Arms were picked by"
             text = f"{what} test scores, {', '.join(scores)} (allow_test_selection): {UNSEEN}."

@@ -37,7 +37,7 @@ from evsys_sdk.running.scoring import find_benchmark, guarded
 
 LOOK_SECONDS = 0.2
 """Between two looks at whether the user wants to stop."""
-HOW_ASKED = ("metrics", "num_samples", "max_tokens", "temperature", "limit", "breakdown_keys", "engine")
+HOW_ASKED = ("metrics", "num_samples", "max_tokens", "temperature", "limit", "breakdown_keys", "cluster_key", "engine")
 """Settings of an entry that a model's score depends on."""
 
 
@@ -124,6 +124,7 @@ class Baselines:
             metrics=entry.metrics,
             num_samples=entry.num_samples,
             breakdown_keys=entry.breakdown_keys,
+            cluster_key=entry.cluster_key,
             limit=limit,
             concurrency=entry.n_concurrent or CONCURRENCY,
             finished=kept,

@@ -21,6 +21,7 @@ from evsys_sdk.record.history import Entry, History, read_record
 from evsys_sdk.record.look_up import look_up
 from evsys_sdk.registry import lower_is_better
 from evsys_sdk.running.task_values import Measure, StoredArm, arm_scores, is_share_of_tasks, read_arm
+from evsys_sdk.score_names import readings_of, score_key
 
 BESIDE = frozenset(["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"])
 """Settings of an experiment that are told by its arms, or change nothing; of callbacks, those that only watch."""
@@ -52,8 +53,7 @@ class Judged:
 
     @property
     def label(self) -> str:
-        where = self.name if self.split == self.name else f"{self.split}/{self.name}"
-        return f"{where}/{self.verdict.metric}"
+        return score_key(self.split, self.name, self.verdict.metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +164,9 @@ def _measures(stored: Sequence[StoredArm], sides: Sequence[Side], metric: str | 
     found = [measure for arm in stored for measure in sorted(arm.measures)]
     shared = [one for one in dict.fromkeys(found) if found.count(one) > 1]
     if metric is not None:
-        return [one for one in shared if metric in (one[2], "/".join(one), f"{one[0]}.{one[2]}")]
+        return [one for one in shared if readings_of(metric, score_key(*one))]
     wanted = {key for side in sides for key in side.entry.digest.measured}
-    return [one for one in shared if _key(one) in wanted] or shared
-
-
-def _key(measure: Measure) -> str:
-    split, name, metric = measure
-    return f"{split}/{metric}" if split == name else f"{split}/{name}/{metric}"
+    return [one for one in shared if score_key(*one) in wanted] or shared
 
 
 def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side], notes: list[str]) -> Judged | None:
@@ -184,12 +179,15 @@ def _judged(measure: Measure, stored: Sequence[StoredArm], sides: Sequence[Side]
         with catch_statistics_errors():
             scores = [arm_scores(arm, measure) for arm in stored]
             share = is_share_of_tasks(metric)
-            verdict = _advised(judge_arms(scores, metric=metric, mode=_mode(measure, sides), share=share))
+            evals = [found for arm in stored for seed in arm.evals if (found := seed.get((split, name)))]
+            clusters = {task: cluster for one in evals for task, cluster in one.clusters.items()}
+            mode = _mode(measure, sides)
+            verdict = _advised(judge_arms(scores, metric=metric, mode=mode, share=share, clusters=clusters))
             verdict = _with_recorded_intervals(verdict, sides)
     except Cancelled:
         raise
     except EvsysError as exc:
-        notes.append(f"no verdict by {_key(measure)}: {exc}")
+        notes.append(f"no verdict by {score_key(*measure)}: {exc}")
         return None
     if split == "test" and not all(side.entry.digest.allows_test for side in sides):
         notes.append(f"{split}/{name} is a test benchmark: do not choose by it")
@@ -236,13 +234,13 @@ def _advised(verdict: Verdict) -> Verdict:
 
 def _mode(measure: Measure, sides: Sequence[Side]) -> Literal["max", "min"]:
     """As the experiments that measure success by it say; else as the metric is."""
-    modes = {side.entry.digest.mode for side in sides if _key(measure) in side.entry.digest.measured}
+    modes = {side.entry.digest.mode for side in sides if score_key(*measure) in side.entry.digest.measured}
     return "min" if modes == {"min"} or (not modes and lower_is_better(measure[2])) else "max"
 
 
 def _why_no_verdict(stored: Sequence[StoredArm], metric: str | None) -> str:
     if metric is not None:
-        known = sorted({_key(one) for arm in stored for one in arm.measures})
+        known = sorted({score_key(*one) for arm in stored for one in arm.measures})
         return f"no verdict: two of them were not scored by {metric!r}; scored by: {', '.join(known) or 'nothing'}"
     without = [arm.label for arm in stored if not arm.measures]
     if without:

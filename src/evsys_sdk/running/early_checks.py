@@ -36,14 +36,15 @@ FIRST = 100
 COOKBOOK = "tinker_cookbook"
 
 
-def early_problems(run: RunConfig, config: ExperimentConfig) -> Iterator[Problem]:
-    """Everything of that kind that is wrong with a run. Blocks that are wrong in themselves are told of elsewhere."""
+def early_problems(run: RunConfig, config: ExperimentConfig, *, is_partial: bool = False) -> Iterator[Problem]:
+    """Everything of that kind that is wrong with a run. Blocks that are wrong in themselves are told of elsewhere.
+    `is_partial`: the project's code was not run, so a verifier that is not registered may be its own."""
     yield from _renderer_problems(run)
     for recipe in recipes_of(run):
         algorithm = _built(registry.algorithms, recipe.spec)
         if algorithm is not None:
             yield from _top_k_problems(recipe, run)
-            yield from _row_problems(recipe, algorithm, config)
+            yield from _row_problems(recipe, algorithm, config, is_partial=is_partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,8 @@ def _top_k_problems(recipe: Recipe, run: RunConfig) -> Iterator[Problem]:
         yield Problem(path=f"{recipe.place}.params.top_k", value=top_k, message=message)
 
 
-def _row_problems(recipe: Recipe, algorithm: Any, config: ExperimentConfig) -> Iterator[Problem]:
-    check = _check_of(algorithm)
+def _row_problems(recipe: Recipe, algorithm: Any, config: ExperimentConfig, *, is_partial: bool) -> Iterator[Problem]:
+    check = _check_of(algorithm, is_partial=is_partial)
     for place, data in recipe.data if check else []:
         try:
             seen = first_rows(data, config)
@@ -130,7 +131,7 @@ def _row_problems(recipe: Recipe, algorithm: Any, config: ExperimentConfig) -> I
             yield Problem(path=place, message=why)
 
 
-def _check_of(algorithm: Any) -> Callable[[list[Row]], None] | None:
+def _check_of(algorithm: Any, *, is_partial: bool) -> Callable[[list[Row]], None] | None:
     """What the algorithm has against rows; if it learns from rewards, also what keeps its tasks from having any."""
     check: Callable[[list[Row]], None] | None = getattr(algorithm, "check_rows", None)
     if check is None or not reads_as_it_says(type(algorithm)):
@@ -138,14 +139,14 @@ def _check_of(algorithm: Any) -> Callable[[list[Row]], None] | None:
     if not getattr(algorithm, "needs_reward", False):
         return check
     chosen = getattr(algorithm.cfg, "environment", None)
-    return partial(_check_tasks, check, chosen.kind if chosen else SANDBOX)
+    return partial(_check_tasks, check, chosen.kind if chosen else SANDBOX, is_partial)
 
 
-def _check_tasks(check: Callable[[list[Row]], None], environment: str, rows: list[Row]) -> None:
+def _check_tasks(check: Callable[[list[Row]], None], environment: str, is_partial: bool, rows: list[Row]) -> None:
     check(rows)
     tasks = [(from_dict(row), f"row {index}") for index, row in enumerate(rows)]
     placed = [(task, place) for task, place in tasks if isinstance(task, HarborTask)]
-    wrong = undoable_tasks(placed, environment=environment)
+    wrong = undoable_tasks(placed, environment=environment, known_only=is_partial)
     if wrong:
         raise DataError("\n".join(wrong))
 

@@ -1,4 +1,4 @@
-"""The leakage audit before a run, for `evsys validate --deep` and for the start of an experiment.
+"""The leakage audit before a run, for `evsys validate` and for the start of an experiment.
 
 In: a config that is right. Out: a `Problem` per data block and benchmark that has tasks in its rows: a warning, or
 under `leakage: error` what the experiment is refused for. Only what is near and cheap is read: files on this disk of up

@@ -27,6 +27,7 @@ from evsys_sdk.running.budget import Budget
 from evsys_sdk.running.interrupts import StopFlag
 from evsys_sdk.running.pausing import Paused, was_paused_at
 from evsys_sdk.running.scoring import Scoring
+from evsys_sdk.score_names import resolve_one
 from evsys_sdk.surface import SamplingClient, discard_weights, let_go
 from evsys_sdk.training.checkpoints import manifests_in, with_paths, without_paths
 
@@ -378,11 +379,12 @@ class LoopHooks:
                 self.scored_snapshots[at] = taken[at]
 
     def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
+        key = resolve_one(metric, self.scoring.config.metadata.in_loop_scores)
         scored = [
             (value, result.step - self.first_step)
             for result in self.of_this_stage()
             if result.step is not None and result.step > self.first_step + after and result.split != "test"
-            if (value := eval_metrics(result).get(metric)) is not None
+            if (value := eval_metrics(result).get(key or metric)) is not None
         ]
         if not scored:
             return None

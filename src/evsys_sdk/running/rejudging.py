@@ -87,7 +87,8 @@ def _judged(entry: Entry, record: dict[str, Any], baseline_arm: str) -> Rejudged
     update = {"baseline_arm": baseline_arm} | ({"hypothesis": ""} if typed else {})
     searched = bool(config.get("search")) and config["search"].get("kind") != "grid"
     judging = BaseModel.model_copy(asked, update=update)
-    findings = judge_experiment(not_pruned(arms), judging, searched=searched, name=entry.name)
+    looks = int((record.get("looks") or {}).get("count") or 1)
+    findings = judge_experiment(not_pruned(arms), judging, searched=searched, name=entry.name, looks=looks)
     scored = [arm for arm in (findings.data.get("verdict") or {}).get("arms", []) if arm["mean"] is not None]
     if findings.why_not is None and baseline_arm not in [arm["arm"] for arm in scored]:
         names = ", ".join(arm["arm"] for arm in scored) or "none"

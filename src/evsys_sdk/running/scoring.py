@@ -79,6 +79,8 @@ class Scoring:
     """Where an evaluation (split, name, hash of its tasks, step) keeps its rollouts one by one."""
     render_with: Callable[[str], Renderer] | None = None
     """Makes a renderer of a `chat_template`; None where there is but one template."""
+    trained_on: frozenset[str] = frozenset()
+    """Hashes of the files and rows that the run trains on."""
     made: dict[str, Any] = field(default_factory=dict)
     """Engines and renderers that entries asked for."""
 
@@ -108,7 +110,7 @@ class Scoring:
         async def work() -> EvalResult:
             key = self.load(entry)
             limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
-            return await self.loaded[key].score(
+            result = await self.loaded[key].score(
                 engine=self._engine(entry, key),
                 sampler=sampler,
                 renderer=self._renderer(entry, key),
@@ -119,11 +121,13 @@ class Scoring:
                 temperature=entry.temperature,
                 limit=min(limits, default=None),
                 breakdown_keys=entry.breakdown_keys,
+                cluster_key=entry.cluster_key,
                 seed=self.seed,
                 step=step,
                 agent=agent_of(entry),
                 finished=self.finished and self.finished(entry.role, entry.label, self.loaded[key].sha256, step),
             )
+            return replace(result, on_training_rows=self.loaded[key].sha256 in self.trained_on)
 
         return await guarded(work, name=entry.label, split=entry.role, step=step)
 
@@ -244,15 +248,18 @@ async def _score_eval_block(bench: Workbench, hooks: LoopHooks, trained: RunResu
         (spec.kind, bench.parts.build(registry.metrics, spec, f"eval.metrics[{index}]"))
         for index, spec in enumerate(evaluation.metrics)
     ]
+    on_training_rows = evaluation.eval_data is None
     if evaluation.eval_data is not None:
-        rows = bench.load(evaluation.eval_data, "eval.eval_data", hooks.ctx.data_store).rows
+        loaded = bench.load(evaluation.eval_data, "eval.eval_data", hooks.ctx.data_store)
+        rows, on_training_rows = loaded.rows, loaded.sha256 in hooks.scoring.trained_on
     limits = [limit for limit in (evaluation.n_samples, plan.max_tasks) if limit is not None]
     client = await _inference_client(bench, hooks, trained)
 
     def finished(sha256: str) -> FinishedRollouts:
         return hooks.finished("eval", "eval", sha256, None)
 
-    return await score_rows(rows, metrics=metrics, client=client, limit=min(limits, default=None), finished=finished)
+    result = await score_rows(rows, metrics=metrics, client=client, limit=min(limits, default=None), finished=finished)
+    return replace(result, on_training_rows=on_training_rows)
 
 
 async def _inference_client(bench: Workbench, hooks: LoopHooks, trained: RunResult) -> Any:

@@ -12,11 +12,11 @@ from typing import Any
 
 from evsys_sdk import registry
 from evsys_sdk.config.base import KindSpec
-from evsys_sdk.config.metadata import BenchmarkEntry
 from evsys_sdk.config.models import ExperimentConfig, RunConfig, SearchSpec
 from evsys_sdk.errors import EvsysError, Problem, blame, not_known
 from evsys_sdk.running.metric_checks import NUMBERS, keys_of, may_be_a_number, scores_of
 from evsys_sdk.running.search_value import objective_of
+from evsys_sdk.score_names import AmbiguousName, is_test_score, resolve
 
 
 def search_problems(config: ExperimentConfig) -> Iterator[Problem]:
@@ -39,8 +39,12 @@ def _objective_problems(config: ExperimentConfig, search: SearchSpec) -> Iterato
         yield Problem(path="search.objective", message=message)
         return
     place = "metadata.success_metric" if search.objective is None else "search.objective"
-    scores, keys = scores_of(config), keys_of(config, objective.name)
-    if keys and all(key.startswith("test/") for key in keys) and not config.metadata.allow_test_selection:
+    try:
+        scores, keys = scores_of(config), resolve(objective.name, scores_of(config))
+    except AmbiguousName as exc:
+        yield Problem(path=place, value=objective.name, message=str(exc))
+        return
+    if keys and all(map(is_test_score, keys)) and not config.metadata.allow_test_selection:
         message = "is scored on a test benchmark only, and test scores do not select; label an entry val"
         yield Problem(path=place, value=objective.name, message=message)
     if not keys and not may_be_a_number(config, objective.name):
@@ -65,7 +69,7 @@ def _halving_problems(config: ExperimentConfig, search: SearchSpec) -> Iterator[
 def _unscored(config: ExperimentConfig, keys: list[str], first: int) -> Iterator[Problem]:
     """Scores of the objective that do not exist yet when the first are to be left behind."""
     for index, entry in enumerate(config.metadata.benchmark):
-        if not any(key in keys for key in _keys_of(entry)) or (entry.run_every or first + 1) <= first:
+        if not any(key in keys for key in entry.score_keys) or (entry.run_every or first + 1) <= first:
             continue
         place = f"metadata.benchmark[{index}]"
         made = "only after training" if entry.run_every is None else f"every {entry.run_every} steps"
@@ -76,10 +80,6 @@ def _unscored(config: ExperimentConfig, keys: list[str], first: int) -> Iterator
     if any(key.startswith("eval/") for key in keys):
         message = "is a score of run.eval, which is made only after training; halving needs one made while it goes on"
         yield Problem(path="search.objective", message=message)
-
-
-def _keys_of(entry: BenchmarkEntry) -> list[str]:
-    return [f"{entry.role}/{entry.label}/{metric}" for metric in entry.metrics]
 
 
 def _why_not_paused(run: RunConfig) -> str | None:

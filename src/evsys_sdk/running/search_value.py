@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from evsys_sdk.config.metadata import SuccessMetric
 from evsys_sdk.config.models import ExperimentConfig
 from evsys_sdk.protocols import RunResult
-from evsys_sdk.record.conclusion import matching, over_tasks, task_counts
+from evsys_sdk.record.conclusion import over_tasks, task_counts
 from evsys_sdk.running.pausing import metrics_at
 from evsys_sdk.running.workbench import RunPlan
+from evsys_sdk.score_names import resolve
 
 FINAL = "final_"
 """How the last step's number is called among those of the run: `final_loss` is the last `loss`."""
@@ -55,8 +56,7 @@ def step_name(name: str, known: Iterable[str]) -> str:
 
 def number(metrics: dict[str, float], name: str, result: RunResult) -> float | None:
     """The metric that `name` means, as in `success_metric`; over all tasks where several benchmarks have it."""
-    keys = matching(RunResult(run_id="", status="completed", metrics=metrics), name)
-    return over_tasks(metrics, keys, task_counts(result))
+    return over_tasks(metrics, resolve(name, metrics), task_counts(result))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -14,26 +14,34 @@ from collections.abc import Iterable
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.eval.benchmark import Benchmark
 from evsys_sdk.protocols import SANDBOX
+from evsys_sdk.registry import verifiers
 from evsys_sdk.rollout.environment_checks import environment_problem
 from evsys_sdk.task_dirs import has_own_tests
-from evsys_sdk.verifiers.grading import grading_problem, plan_of
+from evsys_sdk.verifiers.grading import missing_for, never_grades, plan_of
 
 SHOWN = 5
 """Reasons that are told; a suite that is wrong throughout is known by its first ones."""
 
 
-def undoable(benchmark: Benchmark, *, limit: int | None = None, environment: str = SANDBOX) -> list[str]:
-    """`tasks.jsonl:3: task 'a': ... (and 11 other tasks)` for each reason."""
+def undoable(
+    benchmark: Benchmark, *, limit: int | None = None, environment: str = SANDBOX, known_only: bool = False
+) -> list[str]:
+    """`tasks.jsonl:3: task 'a': ... (and 11 other tasks)` for each reason. `known_only`: nothing is said of verifiers
+    that are not registered, because the project's code, which may bring them, was not run."""
     placed = list(zip(benchmark.tasks, benchmark.places, strict=True))[:limit]
-    return undoable_tasks(placed, environment=environment)
+    return undoable_tasks(placed, environment=environment, known_only=known_only)
 
 
-def undoable_tasks(placed: Iterable[tuple[HarborTask, str]], *, environment: str = SANDBOX) -> list[str]:
+def undoable_tasks(
+    placed: Iterable[tuple[HarborTask, str]], *, environment: str = SANDBOX, known_only: bool = False
+) -> list[str]:
     """Reasons against tasks from anywhere, each with its place."""
     known: dict[str, str | None] = {}
     first: dict[str, str] = {}
     count = Counter[str]()
     for task, place in placed:
+        if known_only and plan_of(task.verifier).name not in verifiers.names():
+            continue
         why = environment_problem(task, environment) or (None if has_own_tests(task) else _ungradable(task, known))
         if why is not None:
             count[why] += 1
@@ -44,11 +52,11 @@ def undoable_tasks(placed: Iterable[tuple[HarborTask, str]], *, environment: str
 
 def _ungradable(task: HarborTask, known: dict[str, str | None]) -> str | None:
     plan = plan_of(task.verifier)
-    # What is expected differs from task to task; whether it can be judged does not depend on it.
+    # Whether the verifier is there and its params fit is known for all tasks that have them; what is expected differs.
     key = json.dumps([plan.name, plan.params], sort_keys=True, default=repr)
     if key not in known:
-        known[key] = grading_problem(task)
-    return known[key]
+        known[key] = missing_for(plan)
+    return known[key] or never_grades(plan)
 
 
 def _others(count: int) -> str:

@@ -15,14 +15,15 @@ from typing import Any
 from evsys_sdk.config.metadata import Hypothesis, Metadata
 from evsys_sdk.errors import Cancelled, EvsysError
 from evsys_sdk.eval.arm_scores import ArmScores, Values
-from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_judged, predicted_pair, speaks_of
+from evsys_sdk.eval.hypothesis import HypothesisResult, judge_hypothesis, not_judged, predicted_pair
 from evsys_sdk.eval.judging import catch_statistics_errors, judge_arms
 from evsys_sdk.eval.verdict import Comparison, Mode, Verdict
 from evsys_sdk.eval.verdict_text import effect, verdict_lines
 from evsys_sdk.protocols import EvalResult, Rollout, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
-from evsys_sdk.record.conclusion import Findings, score_keys
+from evsys_sdk.record.conclusion import Findings, metric_keys, score_keys
 from evsys_sdk.running.task_values import error_counts, is_share_of_tasks, task_values
+from evsys_sdk.score_names import is_test_score, metric_of, resolve, score_key
 
 Arms = Mapping[str, Sequence[RunResult]]
 
@@ -32,7 +33,9 @@ def not_pruned(arms: Arms) -> Arms:
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
 
 
-def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False, name: str = "NAME") -> Findings:
+def judge_experiment(
+    arms: Arms, metadata: Metadata, *, searched: bool = False, name: str = "NAME", looks: int = 1
+) -> Findings:
     """What the scores allow us to say; without a success metric, or scores by task, why they allow nothing.
 
     `searched`: the arms are trials of a search, which has no baseline unless one is named. `name`: of the experiment,
@@ -42,13 +45,15 @@ def judge_experiment(arms: Arms, metadata: Metadata, *, searched: bool = False, 
     if success is None:
         return _no_verdict("no success_metric is named, so arms are not ranked", arms, metadata, searched)
     try:
-        verdict, keys = _judge(arms, success.name, success.mode, metadata, searched)
+        verdict, keys = _judge(arms, success.name, success.mode, metadata, searched, looks)
         hypothesis = metadata.hypothesis
         judged = None
         if isinstance(hypothesis, Hypothesis):
-            judged = _hypothesis(hypothesis, arms, metadata, searched, verdict)
+            named = hypothesis.prediction.metric
+            is_by_it = named is None or score_keys(arms, named) == keys
+            judged = _hypothesis(hypothesis, arms, metadata, searched, verdict if is_by_it else None)
         with catch_statistics_errors():
-            found = _findings(verdict, judged, metadata, only_test=all(key.startswith("test/") for key in keys))
+            found = _findings(verdict, judged, metadata, only_test=all(map(is_test_score, keys)))
             return replace(found, lines=[*found.lines, *_another_baseline(verdict, name)])
     except Cancelled:
         raise
@@ -65,14 +70,17 @@ def _another_baseline(verdict: Verdict, name: str) -> list[str]:
     return [f"To judge against another arm without training again: {command}"]
 
 
-def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool) -> tuple[Verdict, list[str]]:
+def _judge(
+    arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bool, looks: int = 1
+) -> tuple[Verdict, list[str]]:
     """The verdict by one metric, and the scores that it means; EvsysError where there is none."""
     with catch_statistics_errors():
-        keys = score_keys(arms, metric)
+        keys = resolve(metric, metric_keys(arms))
         if not keys:
             raise EvsysError(f"no arm has a score for {metric}")
         baseline = metadata.baseline_arm or (None if searched else next(iter(arms)))
         untrained, start = _untrained(arms, keys)
+        clusters, clustered_by = _clusters(arms, keys)
         try:
             verdict = judge_arms(
                 [_arm_scores(arm, results, keys) for arm, results in arms.items()],
@@ -81,8 +89,11 @@ def _judge(arms: Arms, metric: str, mode: Mode, metadata: Metadata, searched: bo
                 baseline_arm=metadata.baseline_arm,
                 untrained=untrained,
                 also=_predicted(metadata, baseline),
-                share=all(is_share_of_tasks(key.rsplit("/", 1)[-1]) for key in keys),
+                share=all(is_share_of_tasks(metric_of(key)) for key in keys),
                 searched=searched,
+                looks=looks,
+                clusters=clusters,
+                clustered_by=clustered_by,
             )
         except EvsysError as exc:
             raise EvsysError(f"{metric}: {exc}") from exc
@@ -106,11 +117,12 @@ def _no_verdict(why: str, arms: Arms, metadata: Metadata, searched: bool) -> Fin
 def _hypothesis(
     hypothesis: Hypothesis, arms: Arms, metadata: Metadata, searched: bool, verdict: Verdict | None = None
 ) -> HypothesisResult | None:
-    """What became of it, by its own metric; None where it names none and there is no verdict."""
+    """What became of it: by `verdict`, which is by the metric that it names, or else by its own metric; None where it
+    names none and there is no verdict."""
     prediction = hypothesis.prediction
     try:
         with catch_statistics_errors():
-            if verdict is not None and speaks_of(prediction, verdict):
+            if verdict is not None:
                 return judge_hypothesis(hypothesis, verdict)
             if not prediction.metric:
                 return None
@@ -232,8 +244,19 @@ def _values(evals: Sequence[EvalResult], keys: Sequence[str], numbers: Mapping[s
     return values
 
 
+def _clusters(arms: Arms, keys: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Task -> the template it was made from, for tasks as `_values` names them, and how that is known."""
+    clusters: dict[str, str] = {}
+    found_by: dict[str, None] = {}
+    for one in (one for results in arms.values() for run in results for one in run.extras.get("evals", [])):
+        for key in {_key(one, score) for score in one.scores} & set(keys):
+            clusters |= {f"{key}/{task}": f"{key}/{cluster}" for task, cluster in one.clusters.items()}
+            found_by |= {one.clustered_by: None} if one.clusters else {}
+    return clusters, ", ".join(found_by)
+
+
 def _key(result: EvalResult, score: Score) -> str:
-    return next(iter(eval_metrics(replace(result, scores=[replace(score, value=0.0)]))))
+    return score_key(result.split, result.name, score.metric)
 
 
 def _untrained(arms: Arms, keys: Sequence[str]) -> tuple[Values | None, list[EvalResult]]:

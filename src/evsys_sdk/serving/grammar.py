@@ -22,7 +22,7 @@ JSON_OPTIONS = {
 }
 MOST_CALLS = 8
 """Calls in one answer to `tool_choice: required`."""
-_LEFT_ALONE = frozenset(["allOf", "const", "enum", "default", "examples"])
+_LEFT_ALONE = frozenset(["allOf", "const", "enum", "default", "examples", "properties"])
 _MIXED = frozenset(["allOf", "anyOf", "oneOf", "$ref", "if", "not", "patternProperties", "additionalProperties"])
 
 
@@ -32,11 +32,23 @@ def grammar_of(request: ChatRequest) -> str | None:
     forced = request.forced_tools
     if schema is None and forced is None:
         return None
+    param = "response_format" if forced is None else "tools"
     try:
-        matcher = need("llguidance", extra="serve").LLMatcher
+        library = need("llguidance", extra="serve")
     except EvsysError as exc:
-        param = "response_format" if forced is None else "tool_choice"
-        raise ApiError(400, f"{param}: {exc}", param=param, code="unsupported_value") from exc
+        asked = "response_format" if forced is None else "tool_choice"
+        raise ApiError(400, f"{asked}: {exc}", param=asked, code="unsupported_value") from exc
+    try:
+        grammar = library.LLMatcher.grammar_from_lark(_lark(request, schema, forced))
+        problem = _problem(library, grammar)
+    except RecursionError:
+        grammar, problem = "", "it is nested too deeply"
+    if problem is not None:
+        raise ApiError(400, f"{param}: this JSON schema cannot be followed: {problem}", param=param)
+    return str(grammar)
+
+
+def _lark(request: ChatRequest, schema: dict[str, Any] | None, forced: list[dict[str, Any]] | None) -> str:
     rules: list[str] = []
     starts: list[str] = []
     if forced is None and schema is not None:
@@ -50,13 +62,18 @@ def grammar_of(request: ChatRequest) -> str | None:
         rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
         for number, tool in enumerate(tools):
             rules += _call_rules(number, tool["function"])
-    grammar = matcher.grammar_from_lark("\n".join([f"start: {' | '.join(starts)}", *rules]))
-    failed, messages = matcher.validate_grammar_with_warnings(grammar)
+    return "\n".join([f"start: {' | '.join(starts)}", *rules])
+
+
+def _problem(library: Any, grammar: str) -> str | None:
+    """Why no text follows the grammar; None if one may."""
+    failed, messages = library.LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
-        param = "tools" if forced is not None else "response_format"
-        reason = messages[0].rpartition("failed to compile JSON schema: ")[2].partition("\n")[0]
-        raise ApiError(400, f"{param}: this JSON schema cannot be followed: {reason}", param=param)
-    return str(grammar)
+        return str(messages[0]).rpartition("failed to compile JSON schema: ")[2].partition("\n")[0]
+    # A schema that leads nowhere (`{"$ref": "#"}`) is only noticed at the first token; single bytes will do for that.
+    matcher = library.LLMatcher(library.LLTokenizer("byte"), grammar, log_level=0)
+    matcher.compute_logit_bias()
+    return "no text has this form" if matcher.is_error() else None
 
 
 def _call_rules(number: int, function: dict[str, Any]) -> list[str]:

@@ -214,6 +214,9 @@ def _check_tools(tools: list[dict[str, Any]]) -> None:
     for index, tool in enumerate(tools):
         if not _is_function(tool):
             raise ApiError(400, f"tools.{index}: only functions with a name can be offered", param=f"tools.{index}")
+        if not isinstance(tool["function"].get("parameters") or {}, dict):
+            place = f"tools.{index}.function.parameters"
+            raise ApiError(400, f"{place}: a JSON schema is needed", param=place)
 
 
 def _is_function(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,19 @@ class Manifest:
 
     def whole(self) -> list[Checkpoint]:
         """The checkpoints that can be trusted, the newest first."""
-        return [found for found in reversed(self.checkpoints) if found.complete and found.is_there]
+        return [
+            found
+            for found in reversed(self.checkpoints)
+            if found.complete and found.is_there and all(path.exists() for path in self._needed(found.progress))
+        ]
+
+    def _needed(self, progress: Any) -> Iterator[Path]:
+        """Files of the run that the algorithm wants back with a checkpoint, such as weights that were rolling out."""
+        if isinstance(progress, str) and progress.startswith(f"{self.run_dir}/"):
+            yield Path(progress)
+        inner = progress.values() if isinstance(progress, dict) else progress if isinstance(progress, list) else ()
+        for value in inner:
+            yield from self._needed(value)
 
     def last_complete(self) -> Checkpoint | None:
         """The newest checkpoint that can be trusted."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, VerifierPayload
-from evsys_sdk.errors import EvsysError
+from evsys_sdk.errors import EvsysError, VerifierFailed
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import verifiers
 from evsys_sdk.verifiers.adapt import AdaptedVerifier
@@ -59,10 +59,67 @@ def plan_of(verifier: VerifierPayload) -> Plan:
 def grading_problem(task: HarborTask) -> str | None:
     """Why this task could not be graded here, or None: an unknown verifier, wrong params, no sandbox, no judge."""
     plan = plan_of(task.verifier)
+    return missing_for(plan) or never_grades(plan)
+
+
+def missing_for(plan: Plan) -> str | None:
+    """Why this verifier cannot judge here, whatever is expected: it is not registered, its params do not fit, or it
+    lacks a sandbox, a judge or a key."""
     try:
         return verifiers.adapted(plan.name).why_not(plan.params)
     except EvsysError as exc:
         return str(exc)
+
+
+COMPARING = ("exact_match", "contains", "regex_match", "json_match", "numeric_match", "tool_calls_match")
+"""The built-in verifiers that compare with what is expected. They refuse a task of which that makes no sense whatever
+the completion is, so that they can be asked beforehand."""
+
+
+def never_grades(plan: Plan) -> str | None:
+    """Why a built-in verifier can grade no completion of this task, or none as right: a pattern that does not compile,
+    an `expected` that is missing, empty or NaN. None for a project's own verifiers, which are not called for a look."""
+    if plan.name == "weighted":
+        return _never_grades_a_part(plan)
+    adapted: AdaptedVerifier = verifiers.adapted(plan.name)
+    if plan.name not in (*COMPARING, "format_only") or adapted.is_aside:
+        return None
+    if plan.name in COMPARING:
+        if _holds_nan(plan.expected):
+            return f"verifier {plan.name!r}: `expected` holds NaN, which equals nothing, so no answer can pass"
+        if _is_blank(plan.expected) and not (plan.name == "regex_match" and plan.params.get("pattern")):
+            return f"verifier {plan.name!r}: `expected` is empty, so no answer can pass"
+    try:
+        adapted.judge("", plan.expected, plan.params)
+    except VerifierFailed as exc:
+        return str(exc)
+    return None
+
+
+def _never_grades_a_part(plan: Plan) -> str | None:
+    parts = plan.params.get("parts")
+    for part in parts if isinstance(parts, list) else []:
+        expected = part.get("expected", plan.expected)
+        name = str(part.get("fn_name"))
+        why = never_grades(Plan(name=name, expected=expected, params=part.get("params") or {}))
+        if why:
+            return f"part {name!r} of verifier 'weighted': {why}"
+    return None
+
+
+def _holds_nan(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_nan, value.values()))
+    if isinstance(value, list):
+        return any(map(_holds_nan, value))
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _is_blank(value: Any) -> bool:
+    """Text without a letter, or a list of nothing else; an empty list of calls, say, is an answer."""
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_blank, value))
+    return isinstance(value, str) and not value.strip()
 
 
 def grading_problems(tasks: Iterable[HarborTask]) -> list[str]:

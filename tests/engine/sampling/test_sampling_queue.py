@@ -228,3 +228,10 @@ def test_a_temperature_near_zero_fails_no_neighbour(queue):
     cold, beside = (answer.result(LONG) for answer in answers)
     likeliest = ours.submit(SampleRequest(tokens=[5], max_tokens=6, temperature=0.0)).result(LONG)
     assert beside.rows == alone.rows and cold.rows == likeliest.rows
+
+
+def test_half_a_character_as_a_stop_string_stops_nothing(queue, sampler):
+    ours = queue(sampler(tokenizer=tiny_tokenizer()))
+    plain = SampleRequest(tokens=[5, 6], max_tokens=6, seed=1)
+    odd = SampleRequest(tokens=[5, 6], max_tokens=6, seed=1, stop=("\ud83d",))
+    assert ours.submit(odd).result(LONG).rows == ours.submit(plain).result(LONG).rows

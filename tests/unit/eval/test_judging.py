@@ -441,3 +441,17 @@ def test_an_error_of_the_statistics_is_told_as_a_reason(monkeypatch):
     monkeypatch.setattr("evsys_sdk.eval.judging.winner_of", fail)
     with pytest.raises(EvsysError, match="could not be judged: ZeroDivisionError: float division by zero"):
         verdict_of(arm("a", np.ones((1, 4))), arm("b", np.zeros((1, 4))))
+
+
+def test_a_further_look_at_the_same_arms_is_judged_at_a_smaller_level():
+    # 19 of 200 tasks up, 6 down: p is about 0.011 at the first look.
+    base, up = np.zeros((1, 200)), np.zeros((1, 200))
+    base[0, :106], up[0, 6:125] = 1.0, 1.0
+    first, second, third = (verdict_of(arm("base", base), arm("up", up), looks=looks) for looks in (1, 2, 3))
+    one, two, three = (found.arms[1].vs_baseline for found in (first, second, third))
+    assert (first.looks, third.looks) == (1, 3) and 0.01 < one.p < 0.0125
+    assert (two.p, three.p) == pytest.approx((4 * one.p, 9 * one.p))
+    assert three.low < two.low < one.low and one.high < two.high < three.high
+    assert [found.arms[1].verdict for found in (first, second, third)] == ["better", "better", "undecided"]
+    assert first.arms[1].low == third.arms[1].low, "an arm's own mean is not looked at in search of a difference"
+    assert any("look 3 at this question" in note for note in third.notes) and not any("look" in n for n in first.notes)

@@ -234,3 +234,13 @@ def test_three_seeds_still_find_what_is_there():
         better = np.maximum(values[1], chance.random(values[1].shape) < 0.45)
         found += difference(better, values[0], unit=True).p_value() < 0.05
     assert found >= 85
+
+
+def test_adding_seeds_until_something_is_significant_finds_nothing_among_equals():
+    chance, naive, over_looks = np.random.default_rng(14), 0, 0
+    for _ in range(200):
+        values = chance.normal(0, 0.3, (2, 9, 40)) + 0.1 * chance.standard_normal((2, 9, 1))
+        found = [difference(values[1, :n], values[0, :n], unit=False).p_value() for n in range(3, 10)]
+        naive += min(found) < 0.05
+        over_looks += min(p * look**2 for look, p in enumerate(found, start=1)) < 0.05
+    assert naive >= 16 and over_looks <= 12, "look k is judged at alpha / k squared"

@@ -4,7 +4,7 @@ import pytest
 
 from evsys_sdk.config.metadata import SuccessMetric
 from evsys_sdk.protocols import EvalResult, RunResult, Score
-from evsys_sdk.record.conclusion import Findings, ModelScore, conclude, matching, score_lines, stage_matrix
+from evsys_sdk.record.conclusion import Findings, ModelScore, conclude, score_keys, score_lines, stage_matrix
 
 
 def _run(status: str = "completed", error: str | None = None, **metrics: float) -> RunResult:
@@ -72,7 +72,7 @@ def test_an_arm_that_has_only_a_test_score_is_not_scored_where_others_have_valid
     ],
 )
 def test_a_success_metric_is_found_by_its_names_and_validation_comes_before_test(name, keys):
-    assert matching(_run(val__t__passat1=1.0, test__t__passat1=1.0, final_loss=0.1), name) == keys
+    assert score_keys({"a": [_run(val__t__passat1=1.0, test__t__passat1=1.0, final_loss=0.1)]}, name) == keys
 
 
 def test_score_lines_show_the_last_score_with_n_interval_and_errors():

@@ -76,6 +76,38 @@ async def test_a_task_directory_runs_as_it_is(tmp_path):
     assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error
 
 
+def _with_links(tmp_path, copy):
+    """A task whose environment/ holds a file, a link to it, and links to a file and a folder of the machine."""
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "key").write_text("secret\n")
+    folder = write_task(task("find /app | sort; ! grep -rq secret /app && cat /app/own.txt\n"), tmp_path / "x")
+    place = folder / "environment"
+    (place / "Dockerfile").write_text(f"FROM debian\nWORKDIR /app\n{copy}\n")
+    (place / "own.txt").write_text("1\n")
+    (place / "same.txt").symlink_to("own.txt")
+    (place / "key.txt").symlink_to(tmp_path / "machine" / "key")
+    (place / "folder").symlink_to(tmp_path / "machine")
+    (folder / "task.toml").write_text('schema_version = "1.0"\n')
+    return read_task(folder)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("copy", ["COPY . .", "COPY / /app/", "COPY own.txt same.txt ./"])
+async def test_links_in_an_environment_that_leave_it_are_not_copied(tmp_path, copy):
+    rollout = await roll(_with_links(tmp_path, copy), bash("ls; cat same.txt key.txt folder/key"), "done")
+    assert (rollout.status, rollout.reward) == ("ok", 1.0), rollout.error
+    heard = rollout.metadata["prompts"][1]
+    assert "secret" not in heard and "1" in heard, "a link within environment/ is a file like others"
+
+
+@needs_sandbox
+@pytest.mark.parametrize("copy", ["COPY key.txt .", "COPY folder ./f", "COPY * .", "COPY ../../machine/key ."])
+async def test_a_dockerfile_that_asks_for_such_a_link_is_refused_with_the_place(tmp_path, copy):
+    rollout = await roll(_with_links(tmp_path, copy), "done")
+    assert rollout.status == "infra_error"
+    assert "outside of the task's environment/" in rollout.error and "not copied" in rollout.error
+
+
 @needs_sandbox
 @pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
 async def test_harbors_own_agents_work_on_it_too(tmp_path, agent, reward):

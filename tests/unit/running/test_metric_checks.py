@@ -6,7 +6,7 @@ import pytest
 
 from evsys_sdk.config.document import Document
 from evsys_sdk.config.files import parse_config
-from evsys_sdk.running.metric_checks import metric_problems
+from evsys_sdk.running.metric_checks import metric_problems, with_judged_metrics
 
 VAL = {"name": "tools", "path": "bench", "split": "val", "baseline": True}
 
@@ -72,9 +72,70 @@ def test_an_untrained_model_that_nobody_scores_cannot_be_predicted_about(tmp_pat
 
 
 LOOP = {**VAL, "run_every": 5}
+OF_002 = [
+    {"name": "val", "path": "data/val", "run_every": 50, "metrics": ["pass@1"], "split": "val"},
+    {"name": "test", "path": "data/test", "run_every": 200, "metrics": ["pass@1"], "split": "test"},
+]
 
 
-@pytest.mark.parametrize("name", ["loss", "val/tools/pass@1", "reward/mean", "loss:sum", "something_of_the_backend"])
+@pytest.mark.parametrize("name", ["pass@1", "val.pass@1", "val/pass@1", "val/val/pass@1"])
+def test_the_entries_of_002_are_known_by_the_name_in_the_record(tmp_path, name):
+    told = {"benchmark": OF_002, "success_metric": name, "hypothesis": {"claim": "c", "prediction": {"arm": "a"}}}
+    assert problems(tmp_path, told, stop_by=name) == []
+
+
+def test_two_benchmarks_that_a_run_may_be_stopped_by_are_named(tmp_path):
+    entries = [{**LOOP, "name": "a"}, {**LOOP, "name": "b"}]
+    [(path, message)] = problems(tmp_path, {"benchmark": entries, "success_metric": "pass@1"}, stop_by="pass@1")
+    assert path == "callbacks[1].params.metric"
+    assert "ambiguous: it can mean val/a/pass@1, or val/b/pass@1" in message
+
+
+def test_a_name_of_a_split_and_of_a_benchmark_is_ambiguous(tmp_path):
+    entries = [{**VAL, "name": "val"}, {**VAL, "name": "hard"}]
+    [(path, message)] = problems(tmp_path, {"benchmark": entries, "success_metric": "val.pass@1"})
+    assert path == "metadata.success_metric"
+    assert "val/pass@1, or the mean of val/hard/pass@1, val/pass@1" in message
+
+
+def completed(tmp_path, metadata):
+    run = {"name": "a", "data": {"path": "r.jsonl"}, "model": {"name": "m"}, "algorithm": {"kind": "sft"}}
+    data = {"name": "e", "run": run, "metadata": metadata}
+    config = parse_config(Document(label="config", data=data), folder=tmp_path)
+    return [(entry.label, entry.metrics) for entry in with_judged_metrics(config).metadata.benchmark]
+
+
+def test_the_success_metric_of_004_is_added_to_the_benchmarks_that_it_can_mean(tmp_path):
+    of_004 = {"id": "eval_v2", "breakdown_keys": ["toolkit"]}
+    val = {"name": "v", "path": "v", "tags": ["val"]}
+    assert completed(tmp_path, {"success_metric": "pass_rate", "benchmark": of_004}) == [
+        ("eval_v2", ["pass@1", "pass_rate"])
+    ]
+    named = {"success_metric": "val.pass_rate", "benchmark": [of_004, val]}
+    assert completed(tmp_path, named) == [("eval_v2", ["pass@1"]), ("v", ["pass@1", "pass_rate"])]
+    one = {"success_metric": "test/eval_v2/pass^3", "benchmark": [of_004, val]}
+    assert completed(tmp_path, one) == [("eval_v2", ["pass@1", "pass^3"]), ("v", ["pass@1"])]
+
+
+@pytest.mark.parametrize("name", ["pass@1", "val.pass@1", "final_loss", "pas_rate", "other.pass_rate", "steps"])
+def test_nothing_is_added_for_what_a_benchmark_lists_or_no_metric_is(tmp_path, name):
+    val = {"name": "v", "path": "v", "tags": ["val"]}
+    assert completed(tmp_path, {"success_metric": name, "benchmark": val}) == [("v", ["pass@1"])]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "loss",
+        "pass@1",
+        "val.pass@1",
+        "tools.pass@1",
+        "val/tools/pass@1",
+        "reward/mean",
+        "loss:sum",
+        "something_of_the_backend",
+    ],
+)
 def test_a_run_may_be_stopped_by_what_a_step_or_a_score_in_training_may_have(tmp_path, name):
     assert problems(tmp_path, {"benchmark": [LOOP]}, stop_by=name) == []
 
@@ -82,13 +143,11 @@ def test_a_run_may_be_stopped_by_what_a_step_or_a_score_in_training_may_have(tmp
 @pytest.mark.parametrize(
     ("entry", "name", "told"),
     [
-        (LOOP, "pass@1", "closest: val/tools/pass@1"),
-        (LOOP, "val.pass@1", "closest: val/tools/pass@1"),
         (LOOP, "val/tool/pass@1", "closest: val/tools/pass@1"),
         (LOOP, "pass@4", "known: accuracy"),
         (LOOP, "final_loss", "known: accuracy"),
-        (VAL, "val/tools/pass@1", "with run_every"),
-        (VAL, "pass@1", "with run_every"),
+        (VAL, "val/tools/pass@1", "with `split: val` and `run_every`"),
+        (VAL, "pass@1", "with `split: val` and `run_every`"),
     ],
 )
 def test_a_run_cannot_be_stopped_by_what_never_comes_while_it_trains(tmp_path, entry, name, told):

@@ -208,7 +208,7 @@ def _fail(*_args, **_kwargs):
     raise ZeroDivisionError("float division by zero")
 
 
-@pytest.mark.parametrize("place", ["judge_arms", "verdict_lines", "task_values", "is_share_of_tasks", "score_keys"])
+@pytest.mark.parametrize("place", ["judge_arms", "verdict_lines", "task_values", "is_share_of_tasks", "resolve"])
 def test_an_error_of_the_statistics_is_a_recorded_reason(monkeypatch, place):
     monkeypatch.setattr(f"evsys_sdk.running.verdicts.{place}", _fail)
     found = _judged({"base": [_run(_eval(LOW))], "up": [_run(_eval(HIGH))]})

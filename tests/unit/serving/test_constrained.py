@@ -154,6 +154,33 @@ def test_what_was_captured_has_the_models_own_log_probabilities(found, client):
     assert asyncio.run(score())[len(turn.prompt_tokens) :] == pytest.approx(turn.logprobs, abs=1e-6)
 
 
+def nested(depth, schema, wrap):
+    for _ in range(depth):
+        schema = wrap(schema)
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"$ref": "#"}, "no text has this form"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "no text has this form"),
+        ({"$ref": "file:///etc/passwd"}, "cannot be followed"),
+        (nested(300, {}, lambda inner: {"type": "object", "properties": {"a": inner}}), "recursion limit"),
+        (nested(2000, {}, lambda inner: {"items": inner}), "nested too deeply"),
+        ({"type": "string", "pattern": "(" * 300 + ")" * 300}, "regex"),
+    ],
+)
+def test_a_schema_that_leads_nowhere_is_refused_at_once(schema, said):
+    from evsys_sdk.serving.http import ApiError
+
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    request = ChatRequest.model_construct(model="m", messages=HI, response_format=form)
+    with pytest.raises(ApiError, match=said) as caught:
+        grammar_of(request)
+    assert caught.value.status == 400 and "\n" not in caught.value.message
+
+
 BAD = [
     ({"response_format": {"type": "xml"}}, "response_format", "text, json_object or json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "a JSON schema is needed"),
@@ -162,6 +189,8 @@ BAD = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format",
      "Unimplemented keys"),
     ({"tool_choice": "required"}, "tool_choice", "fill tools"),
+    ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
+     "tools.0.function.parameters", "a JSON schema is needed"),
     ({"tool_choice": "always", "tools": [NOW]}, "tool_choice", "none, auto, required"),
     ({"tool_choice": {"type": "allowed_tools"}, "tools": [NOW]}, "tool_choice", "none, auto, required"),
     ({"tool_choice": {"type": "function", "function": {"name": "nov"}}, "tools": [NOW]}, "tool_choice", "closest: now"),

@@ -65,3 +65,14 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path):
     path.write_text(json.dumps({"checkpoints": [{"stp": 1}]}))
     with pytest.raises(BackendError, match=r"checkpoints\.json is not a checkpoint manifest"):
         Manifest.load(path)
+
+
+def test_a_checkpoint_whose_algorithm_wants_files_that_are_gone_cannot_be_trusted(tmp_path):
+    manifest, files = Manifest(tmp_path / "checkpoints.json"), [tmp_path / name for name in ("state", "rolling")]
+    for file in files:
+        file.write_text("weights")
+    progress = {"rollout_weights": {"7": [6, str(files[1])]}, "note": "/not/of/this/run"}
+    manifest.complete(Checkpoint(step=5, state=str(files[0]), progress=progress))
+    assert [found.step for found in Manifest.load(manifest.path).whole()] == [5]
+    files[1].unlink()
+    assert Manifest.load(manifest.path).whole() == []

@@ -1,0 +1,169 @@
+"""How a score is called, and which scores a name means.
+
+In: the split, benchmark and metric of a score; or a name that a user wrote, with the keys that exist. Out: the score's
+key in logs and records, or the keys that the name means. The record, the checks, `success_metric`, `best_by`,
+`early_stopping`, hypotheses, searches and the history all make and resolve names here.
+
+A key is `<split>/<benchmark>/<metric>`, or `<split>/<metric>` where the benchmark is called like its split. A user may
+leave out the split, the benchmark or both, and may write `.` instead of `/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from evsys_sdk.errors import EvsysError
+
+SPLITS = ("val", "eval", "test")
+"""In the order in which a name without a split prefers them: test scores only where there are no others."""
+
+Reading = Literal["key", "split and benchmark", "split", "benchmark", "metric", "number"]
+"""Which parts of a score's key a name gives; `number` is something that an algorithm reports of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreName:
+    """The parts of a score's key."""
+
+    split: str
+    benchmark: str
+    metric: str
+    """Has no slash, so that a key has one meaning."""
+
+    @property
+    def suite(self) -> str:
+        """`val/tools`: how the tasks of a benchmark are called in the record."""
+        return f"{self.split}/{self.benchmark}"
+
+    @property
+    def key(self) -> str:
+        return f"{suite_label(self.split, self.benchmark)}/{self.metric}"
+
+
+def suite_label(split: str, benchmark: str) -> str:
+    """The part of a score's key before the metric: `val/tools`, or `val` for a benchmark that is called `val`."""
+    return split if split == benchmark else f"{split}/{benchmark}"
+
+
+def score_key(split: str, benchmark: str, metric: str) -> str:
+    """The score's key in logs and records."""
+    return ScoreName(split=split, benchmark=benchmark, metric=metric).key
+
+
+def parse_key(key: str) -> ScoreName | None:
+    """The parts of a score's key; None for a number that no evaluation made, such as `final_loss`."""
+    split, slash, rest = key.partition("/")
+    if not slash or split not in SPLITS:
+        return None
+    *middle, metric = rest.split("/")
+    return ScoreName(split=split, benchmark="/".join(middle) or split, metric=metric)
+
+
+def metric_of(key: str) -> str:
+    """The metric in a score's key; the number itself where no evaluation made it."""
+    score = parse_key(key)
+    return key.rsplit("/", 1)[-1] if score is None else score.metric
+
+
+class AmbiguousName(EvsysError):
+    """A name that can mean different scores."""
+
+    def __init__(self, name: str, candidates: Iterable[Sequence[str]]):
+        self.keys = list(dict.fromkeys(key for keys in candidates for key in keys))
+        choices = list(dict.fromkeys(_in_words(keys) for keys in candidates))
+        super().__init__(
+            f"{name!r} is ambiguous: it can mean {', or '.join(choices)}; write the whole name of one score"
+        )
+
+
+def _in_words(keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else f"the mean of {', '.join(sorted(keys))}"
+
+
+def readings_of(name: str, key: str) -> set[Reading]:
+    """The ways in which `name` can be read so that it means `key`; empty if it does not mean it."""
+    if name == key:
+        return {"key"}
+    score = parse_key(key)
+    if score is None:
+        return {"number"} if key.endswith(f"/{name}") else set()
+    if not name.endswith(score.metric):
+        return set()
+    parts: dict[Reading, tuple[str, ...]] = {
+        "split and benchmark": (score.split, score.benchmark, score.metric),
+        "split": (score.split, score.metric),
+        "benchmark": (score.benchmark, score.metric),
+        "metric": (score.metric,),
+    }
+    return {reading for reading, words in parts.items() if name in _spellings(words)}
+
+
+def _spellings(words: tuple[str, ...]) -> set[str]:
+    """The words with a dot or a slash between any two of them."""
+    found = {words[0]}
+    for word in words[1:]:
+        found = {f"{start}{mark}{word}" for start, mark in product(found, "./")}
+    return found
+
+
+def resolve(name: str, keys: Iterable[str]) -> list[str]:
+    """The keys that `name` means; none if there is no such score.
+
+    Several keys are one metric on several benchmarks, which is the mean over all their tasks. A name without a split
+    means validation scores where there are any, then those of `run.eval`, then test scores. A name that can be read in
+    two ways with different outcomes is an AmbiguousName. A score comes before a number of the run that is called like
+    its metric (`tokens`): who lists a metric means it.
+    """
+    known = list(dict.fromkeys(keys))
+    if name in known and parse_key(name) is not None:
+        return [name]
+    found: dict[Reading, list[str]] = {}
+    for key in known:
+        for reading in readings_of(name, key):
+            found.setdefault(reading, []).append(key)
+    numbers = found.pop("key", None) or found.pop("number", [])
+    found.pop("number", None)
+    candidates = {tuple(_preferred(meant)): None for meant in found.values()}
+    if len(candidates) > 1:
+        raise AmbiguousName(name, sorted(candidates))
+    return list(next(iter(candidates), numbers))
+
+
+def resolve_one(name: str, keys: Iterable[str]) -> str | None:
+    """The one key that `name` means, for what is decided by a single curve; None if there is no such score."""
+    found = resolve(name, keys)
+    if len(found) > 1:
+        raise AmbiguousName(name, [[key] for key in found])
+    return found[0] if found else None
+
+
+def _preferred(keys: list[str]) -> list[str]:
+    chosen = ([key for key in keys if key.startswith(f"{split}/")] for split in SPLITS)
+    return next((found for found in chosen if found), keys)
+
+
+def names_split(name: str, split: str) -> bool:
+    """Whether a name begins with this split."""
+    return name.startswith((f"{split}/", f"{split}."))
+
+
+def names_metric(name: str, metric: str) -> bool:
+    """Whether a name, with or without split and benchmark, is that of a score by this metric."""
+    return name == metric or name.endswith((f"/{metric}", f".{metric}"))
+
+
+def is_test_score(key: str) -> bool:
+    """Whether a key is that of a test score."""
+    return key.startswith("test/")
+
+
+def metric_named(name: str, *, split: str, benchmark: str) -> list[str]:
+    """What can be the metric in `name`, if it means a score of this benchmark: `val.pass_rate` -> `pass_rate`; the
+    whole name first."""
+    prefixes = [_spellings(words) for words in ((split,), (benchmark,), (split, benchmark))]
+    starts = [f"{prefix}{mark}" for found in prefixes for prefix in sorted(found) for mark in "./"]
+    rests = [name, *(name.removeprefix(start) for start in starts if name.startswith(start))]
+    return [rest for rest in dict.fromkeys(rests) if rest and "/" not in rest]
