@@ -10,20 +10,33 @@ import json
 import re
 from typing import Any
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_OPEN, _CLOSE = re.compile(r"<answer>", re.IGNORECASE), re.compile(r"</answer>", re.IGNORECASE)
 _KEYS = ("tool_slug", "answer")
 
 
 def answer_in(completion: str) -> str:
     """The text between the last `<answer>` and `</answer>`, else the whole; without spaces around."""
     # The last pair: a model that thinks aloud may name the tags before it uses them.
-    found = _ANSWER.findall(completion)
-    return str(found[-1] if found else completion).strip()
+    found = texts_between(completion, _OPEN, _CLOSE)
+    return (found[-1] if found else completion).strip()
 
 
 def has_answer(completion: str) -> bool:
     """Whether the completion holds a filled-in pair of `<answer>` tags."""
-    return any(text.strip() for text in _ANSWER.findall(completion))
+    return any(text.strip() for text in texts_between(completion, _OPEN, _CLOSE))
+
+
+def texts_between(text: str, begin: re.Pattern[str], end: re.Pattern[str]) -> list[str]:
+    """What `begin(.*?)end` finds, in time that grows with the text's length and not with its square: once no end
+    follows, none is looked for from the next beginning."""
+    found, place = [], 0
+    while (opened := begin.search(text, place)) is not None:
+        closed = end.search(text, opened.end())
+        if closed is None:
+            break
+        found.append(text[opened.end() : closed.start()])
+        place = closed.end()
+    return found
 
 
 def wanted_answer(target: Any) -> Any:

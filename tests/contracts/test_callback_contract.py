@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from evsys_sdk.config.metadata import Metadata
 from evsys_sdk.protocols import Callback, EvalResult, Rollout, RunContext, RunResult, Score
 from evsys_sdk.record.callbacks import HOOKS, CallbackList, steering, steers
 from evsys_sdk.registry import callbacks, list_callbacks, register_callback
@@ -63,7 +64,7 @@ def test_the_names_of_the_documents_are_closed_to_projects():
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_callback_follows_arms_that_run_at_the_same_time(name, tmp_path):
     told = CallbackList([(name, build(name))])
-    told.on_experiment_start(SimpleNamespace(name="exp"))
+    told.on_experiment_start(SimpleNamespace(name="exp", config=SimpleNamespace(metadata=Metadata())))
     runs = [context(tmp_path, f"r{number}") for number in range(3)]
     threads = [threading.Thread(target=play_run, args=(told, ctx)) for ctx in runs]
     for thread in threads:
@@ -85,7 +86,7 @@ def test_a_callback_follows_a_run_without_an_experiment_around_it(name, tmp_path
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_callback_bears_a_run_that_fails_before_it_trains(name, tmp_path):
     told = CallbackList([(name, build(name))])
-    told.on_experiment_start(SimpleNamespace(name="exp"))
+    told.on_experiment_start(SimpleNamespace(name="exp", config=SimpleNamespace(metadata=Metadata())))
     told.on_run_start(context(tmp_path, "r0"))
     told.on_experiment_end([RunResult(run_id=run_id, status="failed", error="x") for run_id in ("r0", "never")])
     assert told.errors == []

@@ -61,7 +61,7 @@ def test_a_search_by_test_scores_is_admitted_though_arms_are_compared_by_others(
     done = project.evsys("run", path, "--steps", "1")
     assert done.returncode == 0, done.stderr
     record, page = records(project)
-    text = f"Trials were chosen by test scores, test/test/pass@1 (allow_test_selection): {ADMITTED}"
+    text = f"Trials were chosen by test scores, test/pass@1 (allow_test_selection): {ADMITTED}"
     assert text in record["conclusion"] and text in page and "took no part" not in page
     assert record["test_selection"][0]["by"] == "search.objective" and not any(
         "allow_test" in path for path in record["unread_settings"]

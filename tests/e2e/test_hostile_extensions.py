@@ -125,7 +125,7 @@ def test_metrics_that_are_no_numbers_are_left_out_aloud(hostile, minimal_run):
     done = _run(hostile, minimal_run, "--json", algorithm={"kind": "odd_metrics"}, top=top)
     assert done.returncode == 0, done.stderr
     assert hostile.record()["metrics"] == {"good": 0.5}
-    assert sum("is no number" in warning for warning in hostile.record()["warnings"]) == 4
+    assert sum("not a number" in warning for warning in hostile.record()["warnings"]) == 4
 
 
 def test_a_status_that_does_not_exist_fails_the_run(hostile, minimal_run):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from evsys_sdk.answers import answer_in, has_answer, parsed_json, wanted_answer
+from evsys_sdk.answers import answer_in, has_answer, parsed_json, texts_between, wanted_answer
 
 DEFAULT_SYSTEM = (
     "Choose the one tool that does what the user asks for. Answer with the tool's slug between <answer> and </answer>."
@@ -18,7 +18,7 @@ DEFAULT_SYSTEM_NO_THINK = f"{DEFAULT_SYSTEM} /no_think"
 """With the switch that keeps Qwen3 from thinking aloud."""
 
 _THOUGHT = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_CALL, _CALL_END = re.compile(r"<tool_call>"), re.compile(r"</tool_call>")
 _SLUG = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 _OPEN = re.compile(r".*<answer>([^<]*)", re.DOTALL | re.IGNORECASE)
 _AROUND = " \t\r\n\"'`.*"
@@ -57,7 +57,8 @@ def extract_predicted_slug(completion: str) -> str | None:
     begun = _OPEN.match(said)
     if begun and begun[1].strip():
         return _plain(_first_line(begun[1]))
-    calls = _CALL.findall(said)
+    blocks = (block.strip() for block in texts_between(said, _CALL, _CALL_END))
+    calls = [block for block in blocks if block.startswith("{") and block.endswith("}")]
     if calls:
         call = parsed_json(calls[-1])
         return _plain(str(call["name"])) if isinstance(call, dict) and call.get("name") else None

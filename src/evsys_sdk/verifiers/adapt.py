@@ -114,13 +114,18 @@ class AdaptedVerifier:
         `asyncs.within`."""
         whose = self._checked(params, task_id)
         with _blamed(whose):
-            if self.is_aside:
+            if self.is_aside or self._may_be_slow(expected, params):
                 verdict = await run_aside(self.target, lambda: self.call(model_output, expected, params, prompt))
             else:
                 verdict = self.call(model_output, expected, params, prompt)
             if inspect.isawaitable(verdict):
                 verdict = await verdict
         return _as_result(verdict, whose)
+
+    def _may_be_slow(self, expected: Any, params: Params) -> bool:
+        """Whether one of ours asks to be run beside the event loop for this task."""
+        ask = getattr(self.target, "may_be_slow", None)
+        return ask is not None and not self.is_aside and bool(ask(expected, params))
 
     async def judge_within(
         self, seconds: float, model_output: str, expected: Any, params: Params, **about: Any

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from evsys_sdk.answers import answer_in, has_answer, same_answer
 from evsys_sdk.registry import register_verifier
+from evsys_sdk.verifiers.patterns import is_quick, pattern_matches
 
 
 @register_verifier("exact_match", yields=True)
@@ -48,9 +49,9 @@ def regex_match(
     source = pattern if pattern is not None else expected
     if not isinstance(source, str) or not source:
         raise ValueError("regex_match needs a pattern, as `expected` or as params.pattern")
-    compiled = re.compile(source, re.DOTALL if case_sensitive else re.DOTALL | re.IGNORECASE)
-    found = compiled.fullmatch(answer_in(completion)) if full_match else compiled.search(completion)
-    return float(found is not None)
+    flags = re.DOTALL if case_sensitive else re.DOTALL | re.IGNORECASE
+    text = answer_in(completion) if full_match else completion
+    return float(pattern_matches(source, text, flags=int(flags), is_full=full_match))
 
 
 @register_verifier("format_only")
@@ -65,10 +66,19 @@ def format_only(
     if pattern is not None or format == "regex":
         if not pattern:
             raise ValueError("format_only with format: regex needs params.pattern")
-        return float(re.fullmatch(pattern, completion.strip(), re.DOTALL) is not None)
+        return float(pattern_matches(pattern, completion.strip(), flags=int(re.DOTALL), is_full=True))
     if format == "json":
         return float(_is_json(answer_in(completion)))
     return float(has_answer(completion))
+
+
+def _may_be_slow(expected: Any, params: dict[str, Any]) -> bool:
+    """Whether the pattern is matched in a worker, which is no work for the event loop to wait for."""
+    source = params.get("pattern") if params.get("pattern") is not None else expected
+    return isinstance(source, str) and not is_quick(source, int(re.DOTALL))
+
+
+regex_match.may_be_slow = format_only.may_be_slow = _may_be_slow  # type: ignore[attr-defined]
 
 
 def _is_json(text: str) -> bool:

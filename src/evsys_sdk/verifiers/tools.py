@@ -12,14 +12,14 @@ import re
 from collections import Counter
 from typing import Any
 
-from evsys_sdk.answers import parsed_json
+from evsys_sdk.answers import answer_in, parsed_json, texts_between
 from evsys_sdk.registry import register_verifier
-from evsys_sdk.verifiers.values import json_values
+from evsys_sdk.verifiers.values import values_in
 
 Call = tuple[str, str]
 """Tool name and its arguments as canonical JSON."""
 
-_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_BEGIN, _END = re.compile(r"<tool_call>"), re.compile(r"</tool_call>")
 _NAMES = ("name", "tool_slug", "tool")
 _ARGUMENTS = ("arguments", "args", "parameters", "input")
 
@@ -42,15 +42,16 @@ def tool_calls_match(
 
 
 def _calls_in(completion: str) -> list[Call]:
-    blocks = _BLOCK.findall(completion)
+    blocks = texts_between(completion, _BEGIN, _END)
     if blocks:
         per_block = [_calls(parsed_json(block.strip())) for block in blocks]
         return [call for calls in per_block for call in (calls or [("", "")])]  # unreadable: made, and wrong
-    for value in json_values(completion):
-        calls = _calls(value)
-        if calls is not None:
-            return calls
-    return []
+    answer = answer_in(completion)
+    whole = _calls(parsed_json(answer))
+    if whole is not None:
+        return whole
+    # Every list and every call in the text: calls behind the first list are made too.
+    return [call for value in values_in(answer) for call in _calls(value) or []]
 
 
 def _calls(value: Any) -> list[Call] | None:

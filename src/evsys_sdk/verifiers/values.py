@@ -10,12 +10,14 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
-from evsys_sdk.answers import answer_in, parsed_json
+from evsys_sdk.answers import answer_in, parsed_json, texts_between
 from evsys_sdk.registry import register_verifier
 
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+_FENCE, _FENCE_END = re.compile(r"```(?:json)?"), re.compile(r"```")
+_BRACKET = re.compile(r"[\[{]")
 _NOT_JSON = object()
 # 1,234.5 and 3/4 and -1e-3; a minus between two digits is no sign, and `x2` holds no number.
 _NUMBER = re.compile(r"(?<![\w.])([-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:[eE][-+]?\d+)?)(?:/(\d+))?")
@@ -34,16 +36,26 @@ def json_match(completion: str, expected: Any, *, subset: bool = False, ignore_o
 def json_values(completion: str) -> Iterator[Any]:
     """The JSON values that a completion may mean, likeliest first: its answer, fenced blocks, then running text."""
     answer = answer_in(completion)
-    for text in (answer, *_FENCE.findall(answer)):
+    for text in (answer, *texts_between(answer, _FENCE, _FENCE_END)):
         value = _parsed(text.strip())
         if value is not _NOT_JSON:
             yield value
-    for start in re.finditer(r"[\[{]", answer):
+    yield from islice(values_in(answer), 1)
+
+
+def values_in(text: str) -> Iterator[Any]:
+    """The lists and objects in running text, one behind the other, in time that grows with the text's length."""
+    decoder, place = json.JSONDecoder(), 0
+    patience = 20 * len(text) + 10_000  # characters that may be read in vain: brackets can be nested to be read again
+    while patience > 0 and (begin := _BRACKET.search(text, place)) is not None:
         try:
-            yield json.JSONDecoder().raw_decode(answer, start.start())[0]
-            return
+            value, place = decoder.raw_decode(text, begin.start())
+        except json.JSONDecodeError as exc:
+            place, patience = begin.end(), patience - (exc.pos - begin.start()) - 1
         except (ValueError, RecursionError):
-            continue
+            place, patience = begin.end(), patience - len(text) // 2 - 1
+        else:
+            yield value
 
 
 def _parsed(text: str) -> Any:

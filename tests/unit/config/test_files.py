@@ -68,7 +68,7 @@ def test_a_bad_top_level_setting_is_refused(load, extra, message):
         ("{ source_kind: hf_dataset }", "needs `hf_dataset`"),
         (
             "{ source_kind: jsnl, path: x }",
-            "must be one of jsonl, json, csv, .*; closest: jsonl",
+            "must be one of jsonl, json, csv, parquet, in_memory, hf_dataset; closest: jsonl",
         ),
         ("{ dataset_id: a, dataset_name: b }", "keep one"),
     ],
