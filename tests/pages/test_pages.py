@@ -24,6 +24,7 @@ from evsys_sdk.cli.main import build_parser
 from evsys_sdk.config.document import parse_document
 from evsys_sdk.config.models import DataConfig, EvalConfig, ExperimentConfig, RunConfig
 from evsys_sdk.preflight import validate_yaml
+from evsys_sdk.registry import REGISTRIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -53,7 +54,10 @@ def blocks(language: str) -> list[Any]:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """A folder with a config, rows, tasks and the modules that pages speak of."""
+    """A folder with a config, rows, tasks and the modules that pages speak of. What a page registers goes with it."""
+    for one in REGISTRIES.values():
+        one.names()  # everything is loaded before the copies are made
+        monkeypatch.setattr(one, "entries", dict(one.entries))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVSYS_OFFLINE", "1")
     for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "TINKER_API_KEY"):

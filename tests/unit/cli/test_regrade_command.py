@@ -17,7 +17,7 @@ from evsys_sdk.record.eval_data import rollout_to_data, to_data
 from evsys_sdk.record.finished import JournalledRollouts, to_data_without
 from evsys_sdk.record.journal import Journal
 from evsys_sdk.record.local_logger import rollout_record
-from evsys_sdk.registry import verifiers
+from evsys_sdk.registry import register_verifier, verifiers
 from evsys_sdk.training.rollout_log import log_rollouts
 
 TASKS = [
@@ -280,8 +280,19 @@ def test_a_broken_verifier_is_an_error_and_a_sound_one_mends_it(project, regrade
     assert [(line["status"], line["error"]) for line in lines] == [("ok", None), ("infra_error", "no connection")]
 
 
-def test_a_verifier_that_raises_leaves_no_score_and_ends_with_2(project, regraded, capsys):
-    told = regraded("outputs/r0", "--verifier", "numeric_match", code=2)
+def test_a_verifier_that_can_never_grade_is_refused(project, regraded, capsys):
+    told = regraded("outputs/r0", "--verifier", "numeric_match", code=1)
+    assert "numeric_match needs `expected`: a number" in told["error"]
+
+
+def test_a_verifier_that_raises_leaves_no_score_and_ends_with_2(project, regraded, monkeypatch):
+    monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
+
+    @register_verifier("raises")
+    def raises(model_output, expected, params):
+        raise ValueError(f"cannot compare with {expected}")
+
+    told = regraded("outputs/r0", "--verifier", "raises", code=2)
     assert scores(told)[1]["value"] is None and told["evals"][0]["n_errors_new"] == 6
     assert "red" in told["evals"][0]["changed"][0]["error"]
 
