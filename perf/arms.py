@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
-from evsys_sdk.config.document import Document
-from evsys_sdk.config.files import parse_config
-from evsys_sdk.experiment import Experiment
+from evsys_sdk.config.load import parse_config
+from evsys_sdk.config.yaml_io import Document
+from evsys_sdk.experiment.experiment import Experiment
+from evsys_sdk.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "arms.json"
 ARMS = 8

@@ -26,9 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
-from evsys_sdk.record.context import context_text
-from evsys_sdk.record.history import read_history, records_below
+from evsys_sdk.files import write_json
+from evsys_sdk.history.context import context_text
+from evsys_sdk.history.history import read_history, records_below
 
 RESULTS = Path(__file__).parent / "results" / "history.json"
 MAX_SECONDS, TOKENS = 0.5, 4000

@@ -27,11 +27,10 @@ from typing import Any
 
 from leakage_rates import flight, plain_row, prose, task, words
 
-from evsys_sdk.atomic import write_json
-from evsys_sdk.cli.leakage import sample_of
-from evsys_sdk.data.leakage import audit_rows
+from evsys_sdk.cli.data import sample_of
+from evsys_sdk.contamination.audit import audit_rows
 from evsys_sdk.data_types import HarborTask
-from evsys_sdk.jsonl import read_rows
+from evsys_sdk.files import read_rows, write_json
 
 RESULTS = Path(__file__).parent / "results" / "leakage.json"
 TASKS, MAX_SECONDS, MAX_RSS_MB = 10_000, 90.0, 2000

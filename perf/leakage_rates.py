@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
-from evsys_sdk.data.leakage import audit_rows
+from evsys_sdk.contamination.audit import audit_rows
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
+from evsys_sdk.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "leakage_rates.json"
 STORIES = Path(__file__).parent / "leakage_stories.txt"

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
+from evsys_sdk.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "load_rows.json"
 USER, ASSISTANT = "Query: {query}", "<answer>{tool_slug}</answer>"
@@ -42,7 +42,7 @@ def bare_loop(path: str) -> list[Any]:
 
 def through_the_sdk(path: str) -> list[Any]:
     """The same through store, source and transform; keeps the rows' own columns too."""
-    from evsys_sdk.config.models import DataConfig
+    from evsys_sdk.config.schema import DataConfig
     from evsys_sdk.data.rows import load_rows
     from evsys_sdk.data.stores import LocalDataStore
     from evsys_sdk.data.transforms import JsonlToChat

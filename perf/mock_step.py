@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk.algorithms.sft import SFT
-from evsys_sdk.atomic import write_json
+from evsys_sdk.files import write_json
 from evsys_sdk.record.log_stores import JsonlLogStore
-from evsys_sdk.surface import ModelInput, SamplingParams
 from evsys_sdk.testing import MemoryLog, RecordingBackend, training_context
+from evsys_sdk.training_api import ModelInput, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "mock_step.json"
 GOAL_MS = 1.0

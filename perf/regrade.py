@@ -26,11 +26,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
+from evsys_sdk.files import write_json
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
-from evsys_sdk.record.eval_data import rollout_to_data
-from evsys_sdk.record.finished import JournalledRollouts, to_data_without
-from evsys_sdk.record.journal import Journal
+from evsys_sdk.record.journal import Journal, JournalledRollouts, to_data_without
+from evsys_sdk.record.models import rollout_to_data
 
 RESULTS = Path(__file__).parent / "results" / "regrade.json"
 MAX_SECONDS, MAX_RATIO = 10.0, 20.0

@@ -27,14 +27,14 @@ from typing import Any
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
-from evsys_sdk.atomic import write_json
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
+from evsys_sdk.files import write_json
 from evsys_sdk.protocols import AgentSpec
-from evsys_sdk.rollout.engine import RolloutEngine
-from evsys_sdk.rollout.lanes import EnvironmentSpec, LaneSettings
-from evsys_sdk.surface import ModelInput, SampledSequence, SampleOutput, SamplingParams
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.rollout.trial import EnvironmentSpec, TrialSettings
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import ModelInput, SampledSequence, SampleOutput, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "rollouts.json"
 MAX_CPU_MS, MIN_RATIO, MAX_SECONDS, MAX_STALL_MS, MAX_GROWTH_MB = 0.6, 15.0, 3.6, 20.0, 20.0
@@ -100,9 +100,9 @@ SINGLE = AgentSpec(kind="chat")
 TOOLS = AgentSpec(kind="chat", params={"max_turns": TURNS, "tools": [f"{__name__}:add"]})
 
 
-def engine(concurrency: int = 512) -> RolloutEngine:
-    settings = LaneSettings(environment=EnvironmentSpec(kind=f"{__name__}:Nothing"))
-    return RolloutEngine(concurrency=concurrency, settings=settings)
+def engine(concurrency: int = 512) -> HarborRolloutEngine:
+    settings = TrialSettings(environment=EnvironmentSpec(kind=f"{__name__}:Nothing"))
+    return HarborRolloutEngine(concurrency=concurrency, settings=settings)
 
 
 async def roll(task: HarborTask, n: int, agent: AgentSpec | None, seconds: float = 0.0) -> int:

@@ -23,20 +23,27 @@ import time
 import uuid
 from pathlib import Path
 
-from evsys_sdk.atomic import write_json
+from evsys_sdk.files import write_json
 
 RESULTS = Path(__file__).parent / "results" / "sandbox_kills.json"
 LAUNCHER = """
 import asyncio, sys
-from evsys_sdk.sandbox import run_sandboxed, why_unavailable
+from evsys_sandbox.sandbox import Sandbox, View, why_unavailable
+from evsys_sandbox.launch import Tracing, why_not_traced
 
 async def work():
     await asyncio.to_thread(why_unavailable)
+    await asyncio.to_thread(why_not_traced)
     print("ready", flush=True)
     async def again(number):
+        # As tests run a program of the agent, and as an agent's commands run.
+        view = View(tracing=Tracing(guarded="/logs/verifier") if number % 2 else None)
+        command = f"sleep {sys.argv[1]} & setsid sleep {sys.argv[1]} & sleep {sys.argv[1]}"
         while True:  # ended soon, so that most of the time some sandbox is just starting
-            await run_sandboxed(["sleep", sys.argv[1]], timeout_seconds=0.02 + 0.02 * number)
-    await asyncio.gather(*map(again, range(3)))
+            async with Sandbox(folders=("/app", "/logs", "/logs/verifier")) as box:
+                box.write("program", command)
+                await box.run("sh /app/program", timeout_seconds=0.02 + 0.02 * number, view=view)
+    await asyncio.gather(*map(again, range(4)))
 
 asyncio.run(work())
 """
@@ -52,7 +59,7 @@ def alive(mark: str, launcher: int) -> dict[int, str]:
             words = (place / "cmdline").read_text(errors="replace").split("\0")
         except OSError:
             continue
-        if mark in words or f"--launcher={launcher}" in words:
+        if any(mark in word for word in words) or f"--launcher={launcher}" in words:
             found[int(place.name)] = " ".join(words)[:120]
     return found
 

@@ -31,7 +31,7 @@ from mock_step import measure as measure_mock_step
 
 from evsys_engine.models import find_model
 from evsys_engine.models.cache import cache_folder
-from evsys_sdk.atomic import write_json, write_text
+from evsys_sdk.files import write_json, write_text
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = "smollm2-135m-instruct"

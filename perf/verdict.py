@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
-from evsys_sdk.eval.arm_scores import ArmScores
-from evsys_sdk.eval.judging import judge_arms
+from evsys_sdk.files import write_json
+from evsys_sdk.stats.arm_scores import ArmScores
+from evsys_sdk.stats.judge import judge_arms
 
 RESULTS = Path(__file__).parent / "results" / "verdict.json"
 MAX_SECONDS = 2.0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -19,12 +22,53 @@ collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["engine/*"]
 def _history_of_the_repository():
     """What tests run from the repository's own folder does not go into its `evsys history`."""
     from evsys_sdk.constants import WORKSPACE_DIR
-    from evsys_sdk.running import registering
+    from evsys_sdk.experiment import registration
 
-    own, found = Path(__file__).parents[1] / WORKSPACE_DIR, registering.workspaces_of
+    own, found = Path(__file__).parents[1] / WORKSPACE_DIR, registration.workspaces_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registering, "workspaces_of", lambda config: [one for one in found(config) if one != own])
+        patch.setattr(registration, "workspaces_of", lambda config: [one for one in found(config) if one != own])
         yield
+
+
+_tinker_holders = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_tinker_client_outlives_its_module():
+    """A client whose server is gone would warn of its heartbeat for the rest of the session."""
+    global _tinker_holders
+    yield
+    loaded = sys.modules.get("tinker.lib.internal_client_holder")
+    if loaded is None:
+        return
+    if _tinker_holders is None:  # the first module that has imported tinker
+        holder, init = loaded.InternalClientHolder, loaded.InternalClientHolder.__init__
+        _tinker_holders = weakref.WeakSet(found for found in gc.get_objects() if type(found) is holder)
+
+        def noted(self, *args, **kwargs):
+            init(self, *args, **kwargs)
+            _tinker_holders.add(self)
+
+        holder.__init__ = noted
+    for found in list(_tinker_holders):
+        found.close()
+    _tinker_holders.clear()
+
+
+@pytest.fixture
+def tinker_holders(monkeypatch):
+    """What tinker clients that are made in this test hold: connections, heartbeats."""
+    pytest.importorskip("tinker", reason="needs the extra tinker")
+    from tinker.lib.internal_client_holder import InternalClientHolder
+
+    made, init = [], InternalClientHolder.__init__
+
+    def noted(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(InternalClientHolder, "__init__", noted)
+    return made
 
 
 @pytest.fixture(scope="session")

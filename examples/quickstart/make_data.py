@@ -28,7 +28,14 @@ TOOLS = {
             "Draft an email: {news}",
         ],
         "val": ["Drop {who} a line by mail, {news}", "Answer {who}'s email on {topic}"],
-        "test": ["Email {who} and say {news}", "I owe {who} a written reply concerning {topic}"],
+        "test": [
+            "Email {who} and say {news}",
+            "I owe {who} a written reply concerning {topic}",
+            "Has {who} answered my message about {topic} yet?",
+            "My inbox is full of letters from {who}, clear it",
+            "Compose a note for {who}: {news}",
+            "Put {who} in copy when you answer on {topic}",
+        ],
     },
     "calendar": {
         "train": [
@@ -40,7 +47,14 @@ TOOLS = {
             "When am I free on {day}?",
         ],
         "val": ["Shift {event} from {day} to the week after", "Reserve {hour} on {day}, it is for {event}"],
-        "test": ["Block {day} from {hour} onwards for {event}", "Which appointments do I have on {day}?"],
+        "test": [
+            "Block {day} from {hour} onwards for {event}",
+            "Which appointments do I have on {day}?",
+            "Remind me of {event} on {day}",
+            "Does {event} clash with anything on {day}?",
+            "Push {event} back by an hour",
+            "What does my {day} look like after {hour}?",
+        ],
     },
     "files": {
         "train": [
@@ -52,7 +66,14 @@ TOOLS = {
             "Delete the old copy of {paper}",
         ],
         "val": ["Where did {who} store {paper}?", "Copy {paper} into the folder of {room}"],
-        "test": ["Download {paper} from the drive for {who}", "Make a folder called {room} and put {paper} there"],
+        "test": [
+            "Download {paper} from the drive for {who}",
+            "Make a folder called {room} and put {paper} there",
+            "Who edited {paper} last?",
+            "Convert {paper} to a PDF",
+            "Restore yesterday's version of {paper}",
+            "Is there a backup of {paper} somewhere?",
+        ],
     },
     "weather": {
         "train": [
@@ -64,7 +85,14 @@ TOOLS = {
             "How windy will {city} be on {day}?",
         ],
         "val": ["Should I expect sun in {city} on {day}?", "What temperature does {city} have at {hour}?"],
-        "test": ["Tell me if {city} gets a storm on {day}", "Is it going to be cold in {city} by {hour}?"],
+        "test": [
+            "Tell me if {city} gets a storm on {day}",
+            "Is it going to be cold in {city} by {hour}?",
+            "How hot does {city} get in summer?",
+            "Can I leave my coat at home in {city}?",
+            "Is there fog around {city} at {hour}?",
+            "Any chance of hail in {city} on {day}?",
+        ],
     },
     "maps": {
         "train": [
@@ -76,7 +104,14 @@ TOOLS = {
             "Where is the nearest {place}?",
         ],
         "val": ["Is there {place} on the way to {city}?", "How long is the drive from {other} to {city}?"],
-        "test": ["Give me directions to {place} in {city}", "Which road leads from {city} to {other}?"],
+        "test": [
+            "Give me directions to {place} in {city}",
+            "Which road leads from {city} to {other}?",
+            "Can I walk from {city} to {other} in a day?",
+            "Guide me to {place} on foot",
+            "Where exactly in {city} is {place}?",
+            "How many miles lie between {city} and {other}?",
+        ],
     },
     "music": {
         "train": [
@@ -89,7 +124,14 @@ TOOLS = {
             "Turn up the {genre}",
         ],
         "val": ["Put on the best songs of {band}", "I feel like {genre} at {hour}, start a station"],
-        "test": ["Shuffle the {genre} playlist at {hour}", "Repeat the last track of {band}"],
+        "test": [
+            "Shuffle the {genre} playlist at {hour}",
+            "Repeat the last track of {band}",
+            "I want to hear {band}",
+            "Lower the volume of the {genre}",
+            "Pause the song by {band}",
+            "Which {genre} hits are popular right now?",
+        ],
     },
 }
 
@@ -149,21 +191,28 @@ def question(request: str) -> str:
     return f"{request}\nWhich tool is this for: {choice}? Answer as <answer>tool</answer>."
 
 
-def requests(split: str) -> list[tuple[str, str]]:
-    """Distinct requests with the tool each needs, the tools in turn."""
+def requests(split: str) -> list[tuple[str, str, str]]:
+    """Distinct requests, each with its template and the tool it needs, the tools in turn."""
     rng = random.Random(f"quickstart {split}")
     by_tool = {tool: _of_tool(wordings[split], WORDS[split], SPLITS[split], rng) for tool, wordings in TOOLS.items()}
     return [
-        (request, tool)
+        (request, template, tool)
         for row in zip(*by_tool.values(), strict=True)
-        for request, tool in zip(row, by_tool, strict=True)
+        for (request, template), tool in zip(row, by_tool, strict=True)
     ]
 
 
-def _of_tool(templates: list[str], words: dict[str, list[str]], count: int, rng: random.Random) -> list[str]:
+def _of_tool(
+    templates: list[str], words: dict[str, list[str]], count: int, rng: random.Random
+) -> list[tuple[str, str]]:
     """`count` distinct requests, the templates in turn for as long as each has something new to say."""
     said = [rng.sample(every := _fillings(template, words), len(every)) for template in templates]
-    turns = [request for turn in zip_longest(*said) for request in turn if request is not None]
+    turns = [
+        (request, template)
+        for turn in zip_longest(*said)
+        for request, template in zip(turn, templates, strict=True)
+        if request is not None
+    ]
     return turns[:count]
 
 
@@ -179,18 +228,17 @@ def write(path: Path, rows: list[dict]) -> None:
 
 
 def main() -> None:
-    write(
-        HERE / "train.jsonl", [{"query": question(request), "tool_slug": tool} for request, tool in requests("train")]
-    )
+    rows = [{"query": question(request), "tool_slug": tool} for request, _, tool in requests("train")]
+    write(HERE / "train.jsonl", rows)
     for split in ("val", "test"):
         tasks = [
             {
                 "task_id": f"{split}-{number:03d}",
                 "instruction": question(request),
                 "verifier": {"kind": "in_process", "fn_name": "exact_match", "expected": tool},
-                "metadata": {"tool": tool},
+                "metadata": {"tool": tool, "template": template},
             }
-            for number, (request, tool) in enumerate(requests(split))
+            for number, (request, template, tool) in enumerate(requests(split))
         ]
         write(HERE / split / "tasks.jsonl", tasks)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from harbor.agents.base import BaseAgent
 
 from evsys_sdk import register_verifier
-from evsys_sdk.rollout.policies import live_policy
+from evsys_sdk.rollout.policy import live_policy
 
 
 def scale(stone: dict) -> str:

@@ -36,7 +36,7 @@ def run_engine(model: str, turns: Turns) -> None:
             SampleRequest(tokens=prompt, max_tokens=NEW_TOKENS, seed=i, end_of_text=False)
             for i, prompt in enumerate(make_prompts(rows))
         ]
-        return sum(len(result.rows[0].tokens) for result in sampler.sample(requests))
+        return sum(len(result.sequences[0].tokens) for result in sampler.sample(requests))
 
     turns.serve(sample)
 

@@ -33,7 +33,7 @@ def engine_step(adapter: Any, steps: Steps) -> Callable[[int], int]:
     """As many positions go in as with the others, and one more per row comes into the loss."""
     import numpy as np
 
-    from evsys_engine.types import AdamSettings, TrainingDatum
+    from evsys_engine.types import AdamParams, TrainingDatum
 
     def step(number: int) -> int:
         data = [
@@ -44,7 +44,7 @@ def engine_step(adapter: Any, steps: Steps) -> Callable[[int], int]:
             for row in steps[number]
         ]
         adapter.forward_backward(data, "cross_entropy")
-        adapter.optim_step(AdamSettings(learning_rate=LEARNING_RATE))
+        adapter.optim_step(AdamParams(learning_rate=LEARNING_RATE))
         return count(steps[number])
 
     return step

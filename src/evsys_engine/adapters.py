@@ -10,27 +10,28 @@ forward product with the head, no more (measured for SmolLM2-135M: under a tenth
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from evsys_engine.batching import Batch, Row, make_batches, read_rows
-from evsys_engine.devices import Limits
+from evsys_engine.batching import Batch, BatchRow, hidden_states, make_batches, read_rows
+from evsys_engine.devices import ComputeLimits, FairLock
 from evsys_engine.export import save_adapter, save_model
-from evsys_engine.fair_lock import FairLock
-from evsys_engine.head import Head, Pull, Workspace
-from evsys_engine.losses import get_loss, settings_of
+from evsys_engine.head import Head, LogitBuffers, Pull, Scored
+from evsys_engine.lora import active, new_pairs
+from evsys_engine.losses import get_loss, read_metrics, settings_of
 from evsys_engine.optimizer import AdamW, Gradients, check_settings
 from evsys_engine.starting import read_start
 from evsys_engine.state import copied, read_snapshot, restore, save_snapshot, shapes_of, take_snapshot
 from evsys_engine.types import (
-    AdamSettings,
+    AdamParams,
     Array,
     BadRequest,
     EngineError,
@@ -40,7 +41,104 @@ from evsys_engine.types import (
     ModelInfo,
     TrainingDatum,
 )
-from evsys_engine.weights import FullWeights, Weights, new_weights
+
+# What an adapter trains: low-rank pairs over the shared base, or a copy of the whole model.
+#
+# In: packed batches. Out: hidden states, and gradients of the trainable tensors. Both kinds keep these in fp32,
+# whatever the base computes in; the optimiser changes them in place.
+
+
+class TrainableWeights(Protocol):
+    """Which numbers are trained, and how do they change what the model says?"""
+
+    parameters: dict[str, Tensor]
+    """fp32, in an order that does not change."""
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """[S, D] before the head, with a graph if gradients are on."""
+        ...
+
+    def head(self, workspace: LogitBuffers) -> Head: ...
+
+    def gradients(self, hidden: Tensor, scored: Scored) -> list[Tensor]:
+        """For each of `parameters`, what the loss of this batch asks of it."""
+        ...
+
+    def refresh(self) -> None:
+        """The parameters were changed from outside."""
+        ...
+
+
+def new_weights(model: Any, settings: LoraSettings) -> TrainableWeights:
+    return LoraWeights(model, settings) if settings.rank else FullWeights(model)
+
+
+class LoraWeights:
+    """Pairs over the frozen base, which is shared with every other adapter."""
+
+    def __init__(self, model: Any, settings: LoraSettings):
+        self._model, self._head = model, model.get_output_embeddings()
+        self.pairs = new_pairs(model, settings)
+        names = {id(module): name for name, module in model.named_modules()}
+        self._head_pair = self.pairs.get(names[id(self._head)])
+        inner = {name: pair for name, pair in self.pairs.items() if pair is not self._head_pair}
+        self.parameters: dict[str, Tensor] = {}
+        for name, pair in self.pairs.items():  # the head's, if any, come last: `target_layers` sees to that
+            self.parameters |= {f"{name}.lora_A": pair.a, f"{name}.lora_B": pair.b}
+        self._inner = [tensor.requires_grad_() for pair in inner.values() for tensor in (pair.a, pair.b)]
+
+    def hidden(self, batch: Batch) -> Tensor:
+        with active(self.pairs):
+            return hidden_states(self._model.base_model, batch.tokens, batch.positions, batch.lengths)
+
+    def head(self, workspace: LogitBuffers) -> Head:
+        return Head(self._head.weight, self._head.bias, self._head_pair, workspace, train=False)
+
+    def gradients(self, hidden: Tensor, scored: Scored) -> list[Tensor]:
+        inner = torch.autograd.grad(hidden, self._inner, scored.grad_hidden) if self._inner else ()
+        return [*inner, *scored.grads]
+
+    def refresh(self) -> None:
+        """Nothing to do: the model reads the parameters themselves."""
+
+
+class FullWeights:
+    """A copy of the model, all of it trainable; for small models."""
+
+    def __init__(self, model: Any):
+        self.model = copy.deepcopy(model).requires_grad_()
+        self._head = self.model.get_output_embeddings()
+        self._own = dict(self.model.named_parameters())
+        # A base in bf16 computes in bf16, but steps smaller than its precision must still add up.
+        self.parameters = {
+            name: tensor if tensor.dtype == torch.float32 else tensor.detach().float()
+            for name, tensor in self._own.items()
+        }
+
+    def hidden(self, batch: Batch) -> Tensor:
+        return hidden_states(self.model.base_model, batch.tokens, batch.positions, batch.lengths)
+
+    def head(self, workspace: LogitBuffers) -> Head:
+        return Head(self._head.weight, self._head.bias, None, workspace, train=True)
+
+    def gradients(self, hidden: Tensor, scored: Scored) -> list[Tensor]:
+        # A head that is not tied takes no part in `hidden`: autograd gives zeros, and `scored` has its gradient.
+        inner = torch.autograd.grad(
+            hidden, list(self._own.values()), scored.grad_hidden, allow_unused=True, materialize_grads=True
+        )
+        total = {name: grad.float() for name, grad in zip(self._own, inner, strict=True)}
+        of_head = [tensor for tensor in (self._head.weight, self._head.bias) if tensor is not None]
+        for tensor, grad in zip(of_head, scored.grads, strict=True):
+            # Where the head is tied to the embedding, both gradients belong to the same tensor.
+            name = next(name for name, own in self._own.items() if own is tensor)
+            total[name] = total[name] + grad
+        return list(total.values())
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        for name, tensor in self._own.items():
+            if tensor is not self.parameters[name]:
+                tensor.copy_(self.parameters[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +149,8 @@ class Shared:
     tokenizer: Any
     info: ModelInfo
     lock: FairLock
-    limits: Limits
-    workspace: Workspace
+    limits: ComputeLimits
+    workspace: LogitBuffers
     packs: bool
     """The model keeps packed sequences apart; if not, each is computed alone."""
     trainable: bool
@@ -65,7 +163,7 @@ class TrainingAdapter:
     def __init__(self, shared: Shared, settings: LoraSettings):
         self.settings = settings
         self._shared = shared
-        self._weights: Weights | None = new_weights(shared.model, settings)
+        self._weights: TrainableWeights | None = new_weights(shared.model, settings)
         self._shapes = shapes_of(self._weights.parameters)
         self._optimizer = AdamW(self._weights.parameters)
         self._gradients = Gradients()
@@ -91,10 +189,15 @@ class TrainingAdapter:
             keep = sum(sum(batch.lengths) for batch in batches) <= self._shared.limits.graph_tokens
             with torch.set_grad_enabled(keep):
                 hidden = [weights.hidden(batch) if keep else None for batch in batches]
-                logprobs = [
-                    _all_logprobs(head, weights.hidden(batch) if kept is None else kept, batch)
-                    for batch, kept in zip(batches, hidden, strict=True)
-                ]
+                logprobs = []
+                for batch, kept in zip(batches, hidden, strict=True):
+                    every = torch.ones(len(batch.targets), dtype=torch.bool, device=batch.targets.device)
+                    scored = head.score(
+                        weights.hidden(batch) if kept is None else kept, batch.targets, every, None, others=False
+                    )
+                    logprobs.append(scored.logprobs)
+            # The caller's loss is differentiated down to these copies of the logprobs; from there to the parameters the
+            # gradient is computed batch by batch.
             leaves = _by_row(batches, logprobs)
             total, pulls, metrics = _ask(loss_fn, sources, [leaf.requires_grad_() for leaf in leaves])
             gradients = Gradients()
@@ -104,7 +207,7 @@ class TrainingAdapter:
             self._gradients.add(gradients.tensors)
         return LossOutput(metrics={**metrics, "loss:sum": total}, logprobs=[_array(leaf) for leaf in leaves])
 
-    def optim_step(self, settings: AdamSettings) -> dict[str, float]:
+    def optim_step(self, settings: AdamParams) -> dict[str, float]:
         check_settings(settings)
         with self._turn() as weights:
             gradients, self._gradients = self._gradients, Gradients()
@@ -116,6 +219,7 @@ class TrainingAdapter:
         """Gradients that still wait for `optim_step` are not part of it."""
         with self._turn() as weights:
             snapshot = take_snapshot(weights.parameters, self._optimizer)
+        # Outside the turn: the snapshot is a copy, and other calls do not wait for the disk.
         save_snapshot(folder, snapshot, self.settings, self._shared.info)
 
     def load_state(self, folder: Path, *, optimizer: bool = True) -> None:
@@ -123,6 +227,7 @@ class TrainingAdapter:
         is taken only without one."""
         shared = self._shared
         read = read_snapshot if optimizer else partial(read_start, model=shared.model)
+        # Read and checked before the turn: a torn folder leaves the adapter as it was.
         snapshot = read(Path(folder), self.settings, shared.info, self._shapes)
         with self._turn() as weights:
             restore(snapshot, weights.parameters, self._optimizer, with_moments=optimizer)
@@ -164,12 +269,12 @@ class TrainingAdapter:
             self._gradients.add(gradients.tensors)
         return LossOutput(metrics={"loss:sum": total}, logprobs=[_array(part) for part in _by_row(batches, logprobs)])
 
-    def _batches(self, rows: Sequence[Row]) -> list[Batch]:
+    def _batches(self, rows: Sequence[BatchRow]) -> list[Batch]:
         budget = self._shared.limits.batch_tokens if self._shared.packs else None
         return make_batches(rows, budget, self._shared.model.device)
 
     @contextmanager
-    def _turn(self) -> Iterator[Weights]:
+    def _turn(self) -> Iterator[TrainableWeights]:
         """The engine to ourselves. The caller's own torch modes do not reach in here."""
         with self._shared.lock, torch.inference_mode(False), torch.enable_grad():
             if self._weights is None:
@@ -192,16 +297,12 @@ class _Cost:
 
     def total(self, logprobs: Tensor) -> float:
         index = self.live.nonzero()[:, 0]
+        # In fp64: over many tokens the rounding of an fp32 sum would show in the loss that is reported.
         return float(self._evaluate(index, logprobs[index])[0].sum(dtype=torch.float64))
 
     def _evaluate(self, index: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         inputs = {key: values[index] for key, values in self._inputs.items()}
-        return self._loss.fn(logprobs, **inputs, **self._settings)
-
-
-def _all_logprobs(head: Head, hidden: Tensor, batch: Batch) -> Tensor:
-    every = torch.ones(len(batch.targets), dtype=torch.bool, device=hidden.device)
-    return head.score(hidden, batch.targets, every, None, others=False).logprobs
+        return self._loss.fn(torch, logprobs, **inputs, **self._settings)
 
 
 def _by_row(batches: Sequence[Batch], logprobs: Sequence[Tensor]) -> list[Tensor]:
@@ -225,17 +326,13 @@ def _ask(
         raise BadRequest("the custom loss must return one number as a torch tensor")
     if not loss.requires_grad:
         raise BadRequest("the custom loss does not depend on the logprobs it was given, so there is nothing to learn")
+    numbers = read_metrics(metrics)
     pulls = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
-    return _number(loss), list(pulls), {key: _number(value) for key, value in (metrics or {}).items()}
-
-
-def _number(value: Any) -> float:
-    """A metric may still hang on the graph; torch warns of that."""
-    return float(value.detach() if isinstance(value, Tensor) else value)
+    return float(loss.detach()), list(pulls), numbers
 
 
 def _custom_gradients(
-    weights: Weights, head: Head, batch: Batch, hidden: Tensor | None, pulls: list[Tensor]
+    weights: TrainableWeights, head: Head, batch: Batch, hidden: Tensor | None, pulls: list[Tensor]
 ) -> list[Tensor]:
     wanted = batch.join([pulls[row.index] for row in batch.rows])
     live = (wanted != 0).any(dim=1)

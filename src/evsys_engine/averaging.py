@@ -28,7 +28,12 @@ def average_weights(folders: Sequence[Path], shares: Sequence[float], folder: Pa
     for each in folders:
         check_model(each, read_manifest(each, KIND), info)
     first = Path(folders[0])
-    _same_settings(folders)
+    # Rank and scale must agree: factors of unlike ones cannot be added.
+    settings = {(Path(each) / CONFIG).read_text() if (Path(each) / CONFIG).exists() else "" for each in folders}
+    if len(settings) > 1:
+        raise BadRequest(
+            f"cannot average {', '.join(map(str, folders))}: their {CONFIG} differ (rank, scale or layers)"
+        )
 
     def write(part: Path) -> None:
         for path in sorted(first.iterdir()):
@@ -41,21 +46,16 @@ def average_weights(folders: Sequence[Path], shares: Sequence[float], folder: Pa
     write_folder(folder, {"kind": KIND, **model_facts(info)}, write)
 
 
-def _same_settings(folders: Sequence[Path]) -> None:
-    """Rank and scale must agree: factors of unlike ones cannot be added."""
-    settings = {(Path(each) / CONFIG).read_text() if (Path(each) / CONFIG).exists() else "" for each in folders}
-    if len(settings) > 1:
-        raise BadRequest(
-            f"cannot average {', '.join(map(str, folders))}: their {CONFIG} differ (rank, scale or layers)"
-        )
-
-
 def _sum(paths: Sequence[Path], shares: Sequence[float]) -> dict[str, Tensor]:
     """Added up in fp32, kept in the precision they were saved in."""
     kinds: dict[str, torch.dtype] = {}
     total: dict[str, Tensor] = {}
     for path, share in zip(paths, shares, strict=True):
-        tensors = _read(path)
+        try:
+            with safe_open(path, framework="pt") as handle:
+                tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as exc:
+            raise BadRequest(f"{path} cannot be read ({exc}); take other weights") from exc
         if total and shapes_of(tensors) != shapes_of(total):
             raise BadRequest(f"cannot average {path} with {paths[0]}: they hold other tensors")
         for name, tensor in tensors.items():
@@ -63,11 +63,3 @@ def _sum(paths: Sequence[Path], shares: Sequence[float]) -> dict[str, Tensor]:
             part = tensor.float() * share
             total[name] = part if name not in total else total[name].add_(part)
     return {name: tensor.to(kinds[name]) for name, tensor in total.items()}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as handle:
-            return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as exc:
-        raise BadRequest(f"{path} cannot be read ({exc}); take other weights") from exc

@@ -1,16 +1,11 @@
-"""A fast decoder for models of the Llama family, with fixed weights.
+"""Decoding: a fast way for models of the Llama family (`LlamaDecoder`), and any model's own forward (`ModelDecoder`).
 
-In: prompts, then one token per row and step. Out: logits. Weights are a snapshot with the adapter merged in, q/k/v
-and gate/up fused. Prompts lie end to end in one matrix, without padding; rows of similar prompt length share a
-`Group` with a preallocated key/value cache, from which finished rows are dropped.
-
-On a CPU a row's logits are the same to the last bit whatever rows share the step, so a rollout can be repeated in other
-company. Three things make it so: products never see fewer than two rows (`merging`), a row's keys lie at its own
-positions with nothing but masked zeros behind them, and values are summed up in blocks of one size, from the first on.
+In: prompts, then one token per row and step. Out: logits. `is_supported` says which models the fast one knows.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +14,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from evsys_engine.merging import MergedWeights, Product, product
+from evsys_engine.types import EngineError
+
+# A fast decoder for models of the Llama family, with fixed weights.
+#
+# In: prompts, then one token per row and step. Out: logits. Weights are a snapshot with the adapter merged in, q/k/v
+# and gate/up fused. Prompts lie end to end in one matrix, without padding; rows of similar prompt length share a
+# `Group` with a preallocated key/value cache, from which finished rows are dropped.
+#
+# On a CPU a row's logits are the same to the last bit whatever rows share the step, so a rollout can be repeated in
+# other company. Three things make it so: products never see fewer than two rows (`merging`), a row's keys lie at its
+# own positions with nothing but masked zeros behind them, and values are summed up in blocks of one size, from the
+# first on.
+
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -42,18 +51,16 @@ Attend = Callable[[int, Tensor], Tensor]
 def is_supported(model: Any) -> bool:
     """Does this decoder compute what the model computes? If not, the model's own forward is used."""
     config = model.config
-    return (
-        type(model).__name__ in FAMILY
-        and not _slides(config)
-        and (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") in STATIC_ROPE
-    )
-
-
-def _slides(config: Any) -> bool:
     kinds = getattr(config, "layer_types", None)
     if kinds:
-        return any(kind != "full_attention" for kind in kinds)
-    return getattr(config, "sliding_window", None) is not None
+        slides = any(kind != "full_attention" for kind in kinds)
+    else:
+        slides = getattr(config, "sliding_window", None) is not None
+    return (
+        type(model).__name__ in FAMILY
+        and not slides
+        and (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") in STATIC_ROPE
+    )
 
 
 class Layer(NamedTuple):
@@ -107,7 +114,9 @@ class Group:
             order[hole] = mover
         for i, layer in enumerate(self.cache):
             if holes:
+                # All slots of a row move, so what lies behind its last position stays zero.
                 layer[:, holes] = layer[:, movers]
+            # A view: the memory of dropped rows is given back when the group grows or ends.
             self.cache[i] = layer[:, : len(rows)]
         self.positions = self.positions[order]
         self.longest = int(self.positions.max())
@@ -135,6 +144,7 @@ class Prefilled:
 
     def _spread(self, layer: int, which: Sequence[int], slots: int) -> Tensor:
         _, _, heads, size = self.chunks[0][layer].shape
+        # Zeros, not empty memory: masked slots get weight 0, and 0 times a NaN is a NaN.
         new = self.chunks[0][layer].new_zeros((2, len(which), heads, slots, size))
         row = 0
         for prompt, same in groupby(which):
@@ -171,6 +181,7 @@ class LlamaDecoder:
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], watch: Mapping[int, Watch], *, keep: bool) -> Prefilled:
         """Read the prompts; `keep` what rows that go on will need."""
+        # The embedding only holds the place of the logits, which are known at the end.
         done, logits = Prefilled(self._embedding, [len(prompt) for prompt in prompts]), []
         for number, chunk in enumerate(_chunks(done.lengths)):
             lengths = done.lengths[chunk.start : chunk.stop]
@@ -221,6 +232,7 @@ class LlamaDecoder:
             if layer.query_norm is not None:
                 self._norm_heads(qkv, layer)
             turned = qkv[:, :width]
+            # `roll` copies and comes first, since `mul_` overwrites `turned`, a view of the queries and keys in `qkv`.
             swapped = turned.roll(self.head_size // 2, -1)
             turned.mul_(cos).addcmul_(swapped, sin)
             x = layer.out(attend(i, qkv)).add_(x)
@@ -237,6 +249,7 @@ class LlamaDecoder:
         """cos and sin [tokens, 1, size]; the first half of sin is negative, which makes `rotate_half` a roll."""
         needed = int(positions.max()) + 1
         if needed > len(self._cos):
+            # A power of two: a growing sequence has the table made anew a few times, not at every position.
             size = max(1024, 1 << (needed - 1).bit_length())
             cos, sin = self._rotary(self._embedding, torch.arange(size, device=self.device)[None])
             sin = torch.cat([-sin[0, :, : self.head_size // 2], sin[0, :, self.head_size // 2 :]], dim=-1)
@@ -265,6 +278,7 @@ class LlamaDecoder:
         for group, mask in zip(groups, masks, strict=True):
             stop = start + group.size
             cache = group.cache[layer]
+            # Index tensors on both sides of a slice put the rows first, as `fresh` has them: [rows, 2, kv heads, size].
             cache[:, torch.arange(group.size, device=self.device), :, group.positions] = fresh[start:stop]
             keys, values = cache.flatten(1, 2)
             q = queries[start:stop].view(-1, self.heads // self.kv_heads, self.head_size)
@@ -312,8 +326,126 @@ def _chunks(lengths: Sequence[int]) -> Iterator[range]:
     """Neighbouring prompts that are computed together."""
     start, tokens = 0, 0
     for i, length in enumerate(lengths):
+        # A prompt above the limit is a chunk alone: its attention needs all of it at once.
         if i > start and tokens + length > PREFILL_TOKENS:
             yield range(start, i)
             start, tokens = i, 0
         tokens += length
     yield range(start, len(lengths))
+
+
+# Decoding through a model's own forward, for architectures that `LlamaDecoder` does not know.
+#
+# In and out as there. Merged weights are lent to the model for the length of a call, so a call must not overlap with
+# others on the same model. Prompts are padded on the left, as `generate` does, because sliding windows and recurrent
+# states count places, not positions.
+
+
+LOGITS_BYTES = 256 << 20
+"""Prompt logits held at once where they are asked for."""
+
+
+@dataclass(slots=True)
+class ModelGroup:
+    """Rows that decode together."""
+
+    cache: Any
+    mask: Tensor
+    """[rows, slots], 0 on the padding."""
+    positions: Tensor
+    """[rows], of each row's next token."""
+
+    @property
+    def size(self) -> int:
+        return len(self.positions)
+
+    def keep(self, rows: Sequence[int]) -> list[int]:
+        """Drop all others; returns which row is now where."""
+        order = torch.tensor(rows, device=self.mask.device)
+        self.cache.reorder_cache(order)
+        self.mask, self.positions = self.mask[order], self.positions[order]
+        return list(rows)
+
+
+@dataclass(slots=True)
+class ModelPrefilled:
+    """Prompts the model has read."""
+
+    logits: Tensor
+    """[prompts, vocabulary], after the last token of each."""
+    mask: Tensor
+    cache: Any
+
+    def open(self, which: Sequence[int], room: int) -> ModelGroup:
+        """Rows that go on from these prompts (a number may come more than once); can be called once."""
+        del room  # the cache grows by itself
+        group = ModelGroup(self.cache, self.mask, self.mask.sum(-1))
+        group.keep(which)
+        return group
+
+
+class ModelDecoder:
+    """A model and what is to be put in the place of its parameters."""
+
+    def __init__(self, model: Any, replaced: Mapping[str, Tensor]):
+        self._model, self._replaced = model, replaced
+        self._accepts = set(inspect.signature(type(model).forward).parameters)
+        self.device = model.device
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.bytes_per_token = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+        self._vocab_size = config.vocab_size
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]], watch: Mapping[int, Watch], *, keep: bool) -> ModelPrefilled:
+        del keep  # the model makes its cache either way
+        width = max(len(prompt) for prompt in prompts)
+        gaps = [width - len(prompt) for prompt in prompts]
+        tokens = [[0] * gap + list(prompt) for gap, prompt in zip(gaps, prompts, strict=True)]
+        ids = torch.tensor(tokens, device=self.device)
+        mask = (torch.arange(width, device=self.device) >= torch.tensor(gaps, device=self.device)[:, None]).long()
+        # Real tokens count from 0 behind their padding; the padding itself is masked, so any valid position will do.
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        columns = max(16, LOGITS_BYTES // (4 * self._vocab_size * len(ids))) if watch else width
+        cache, logits = None, ids
+        for start in range(0, width, columns):
+            part = slice(start, start + columns)
+            logits, cache = self._call(ids[:, part], mask[:, : part.stop], positions[:, part], cache, every=bool(watch))
+            for i, look in watch.items():
+                # Without the last position: it predicts the first new token, not one of the prompt.
+                first, last = max(start, gaps[i]), min(part.stop, width - 1)
+                if first < last:
+                    look(first - gaps[i], logits[i, first - start : last - start])
+        return ModelPrefilled(logits[:, -1], mask, cache)
+
+    @torch.no_grad()
+    def step(self, groups: Sequence[ModelGroup], tokens: Sequence[int]) -> Tensor:
+        """Feed one token to every row of every group; the logits after it [rows, vocabulary]."""
+        out, start = [], 0
+        for group in groups:
+            stop = start + group.size
+            ids = torch.tensor(tokens[start:stop], device=self.device)[:, None]
+            group.mask = torch.cat([group.mask, group.mask.new_ones(group.size, 1)], dim=1)
+            logits, group.cache = self._call(ids, group.mask, group.positions[:, None], group.cache, every=False)
+            group.positions = group.positions + 1
+            out.append(logits[:, -1])
+            start = stop
+        return torch.cat(out)
+
+    def _call(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any, *, every: bool) -> tuple[Tensor, Any]:
+        """Logits of every position, or at least of the last, and the cache after them."""
+        wanted = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "position_ids": positions,
+            "past_key_values": cache,
+            "use_cache": True,
+            "logits_to_keep": 0 if every else 1,
+        }
+        given = {name: value for name, value in wanted.items() if name in self._accepts}
+        # A tied head may be replaced while the embedding is not: `MergedWeights` gives each name its own.
+        out = functional_call(self._model, dict(self._replaced), (), given, tie_weights=False)
+        if getattr(out, "past_key_values", None) is None:
+            raise EngineError(f"{type(self._model).__name__} keeps no past_key_values, so it cannot be sampled here")
+        return out.logits, out.past_key_values

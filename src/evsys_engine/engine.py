@@ -8,22 +8,29 @@ be what it would say.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from evsys_engine.adapters import Shared, TrainingAdapter
-from evsys_engine.devices import choose_device, choose_dtype, choose_limits
+from evsys_engine.batching import hidden_states, install
+from evsys_engine.devices import (
+    FairLock,
+    choose_device,
+    choose_dtype,
+    choose_limits,
+    share_one_heap,
+    without_progress_bars,
+)
 from evsys_engine.export import fingerprint, read_weights
-from evsys_engine.fair_lock import FairLock
-from evsys_engine.head import Workspace
-from evsys_engine.heap import share_one_heap
+from evsys_engine.head import LogitBuffers
 from evsys_engine.lora import adapt_linears
 from evsys_engine.losses import LOSSES
-from evsys_engine.packing import hidden_states, install
-from evsys_engine.quiet import without_progress_bars
-from evsys_engine.types import BadRequest, EngineError, LoraSettings, ModelInfo, Sampler
+from evsys_engine.types import BadRequest, EngineError, LoraSettings, ModelInfo
+
+if TYPE_CHECKING:
+    from evsys_engine.scheduler import BatchSampler
 
 PROBE = [5, 3]
 """Lengths of the sequences a model is tried with."""
@@ -69,14 +76,26 @@ class Engine:
         adapt_linears(model)
         install(model)
         text = model.config.get_text_config()
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        info = ModelInfo(
+            name=name or Path(model_dir).name,
+            path=Path(model_dir).absolute(),
+            # One of the two matrices may be padded: an id must have a row in both.
+            vocab_size=min(len(layer.weight) for layer in ends),
+            max_length=getattr(text, "max_position_embeddings", None) or 2048,
+            parameters=sum(tensor.numel() for tensor in model.parameters()),
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            extra={"fingerprint": fingerprint(model), "architecture": type(model).__name__, "features": FEATURES},
+        )
         limits = choose_limits(text, where, precision, max_batch_tokens)
         shared = Shared(
             model=model,
             tokenizer=tokenizer,
-            info=_info(model, Path(model_dir), name or Path(model_dir).name),
+            info=info,
             lock=FairLock(),
             limits=limits,
-            workspace=Workspace(limits.head_rows),
+            workspace=LogitBuffers(limits.head_rows),
             packs=_keeps_apart(model),
             trainable=_is_plain(model),
         )
@@ -95,8 +114,8 @@ class Engine:
         with self.lock, torch.inference_mode(False):
             return TrainingAdapter(self._shared, settings)
 
-    def load_sampler(self, folder: Path | None) -> Sampler:
-        from evsys_engine.sampling import BatchSampler
+    def load_sampler(self, folder: Path | None) -> BatchSampler:
+        from evsys_engine.scheduler import BatchSampler
 
         lora, full = (None, None) if folder is None else read_weights(Path(folder), self.model, self.info)
         return BatchSampler(
@@ -120,20 +139,6 @@ def _read(model_dir: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _info(model: Any, path: Path, name: str) -> ModelInfo:
-    text = model.config.get_text_config()
-    return ModelInfo(
-        name=name,
-        path=path.absolute(),
-        vocab_size=min(len(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())),
-        max_length=getattr(text, "max_position_embeddings", None) or 2048,
-        parameters=sum(tensor.numel() for tensor in model.parameters()),
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
-        extra={"fingerprint": fingerprint(model), "architecture": type(model).__name__, "features": FEATURES},
-    )
-
-
 @torch.no_grad()
 def _is_plain(model: Any) -> bool:
     """Whether its logits are `head(decoder(tokens))` and nothing more: no cap, no scale."""
@@ -144,21 +149,19 @@ def _is_plain(model: Any) -> bool:
 
 @torch.no_grad()
 def _keeps_apart(model: Any) -> bool:
-    """Whether sequences packed into one row stay apart; layers with a memory of their own (convolutions) mix them."""
+    """Whether sequences packed into one row stay apart; layers with memory (convolutions) mix them."""
     tokens = _probe(model)
     positions = torch.cat([torch.arange(length, device=model.device) for length in PROBE])[None]
+    # Positions are not read where there is one sequence, so any tensor will do for them.
     alone = [hidden_states(model.base_model, part, part, [part.shape[1]]) for part in tokens.split(PROBE, dim=1)]
     try:
         packed = hidden_states(model.base_model, tokens, positions, PROBE)
     except (TypeError, ValueError, RuntimeError):  # a model that does not know masks or positions of this kind
         return False
-    return _same(packed, torch.cat(alone))
+    theirs = torch.cat(alone)
+    tolerance = 1e-3 if theirs.dtype == torch.float32 else 0.1
+    return bool((packed - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1.0))
 
 
 def _probe(model: Any) -> Tensor:
     return torch.arange(1, 1 + sum(PROBE), device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
-
-
-def _same(ours: Tensor, theirs: Tensor) -> bool:
-    tolerance = 1e-3 if theirs.dtype == torch.float32 else 0.1
-    return bool((ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1.0))

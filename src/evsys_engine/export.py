@@ -1,28 +1,38 @@
-"""Weights as others read them: a PEFT adapter, or (rank 0) a whole Hugging Face model; and back, for sampling.
+"""Trained weights as a folder or file for other programs: a PEFT adapter, a merged model, a GGUF file.
 
-In: an adapter's tensors. Out: a folder that `peft.PeftModel.from_pretrained` or
-`AutoModelForCausalLM.from_pretrained` takes. A PEFT folder made elsewhere is read too, if it is plain LoRA; only ours
-carry checksums and the base model's fingerprint.
+In: a base model's folder and, if it was trained, the weights that `save_weights` wrote. Out: something that peft,
+transformers or llama.cpp loads. What is there already is never overwritten.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from evsys_engine.devices import without_progress_bars
 from evsys_engine.folders import MANIFEST, read_manifest, write_folder
 from evsys_engine.lora import ATTENTION, MLP, Pair, target_layers
-from evsys_engine.peft_folder import ADAPTER, CONFIG, PREFIX, read_peft_folder
-from evsys_engine.quiet import without_progress_bars
+from evsys_engine.merging import MergedWeights
+from evsys_engine.models.gguf_writer import NumberType, write_gguf
+from evsys_engine.peft_folder import ADAPTER, CONFIG, PREFIX, is_peft_folder, read_peft_folder
 from evsys_engine.state import check_model, model_facts, shapes_of
 from evsys_engine.types import BadRequest, LoraSettings, ModelInfo
+
+# Weights as others read them: a PEFT adapter, or (rank 0) a whole Hugging Face model; and back, for sampling.
+#
+# In: an adapter's tensors. Out: a folder that `peft.PeftModel.from_pretrained` or
+# `AutoModelForCausalLM.from_pretrained` takes. A PEFT folder made elsewhere is read too, if it is plain LoRA; only
+# ours carry checksums and the base model's fingerprint.
+
 
 KIND = "sampler weights"
 
@@ -30,18 +40,9 @@ KIND = "sampler weights"
 def save_adapter(folder: Path, tensors: dict[str, Tensor], settings: LoraSettings, info: ModelInfo) -> None:
     """A PEFT folder of `<layer>.lora_A` and `<layer>.lora_B` tensors."""
 
-    def write(part: Path) -> None:
-        named = {f"{PREFIX}{name}.weight": tensor for name, tensor in tensors.items()}
-        save_file(named, part / ADAPTER, metadata={"format": "pt"})
-        (part / CONFIG).write_text(json.dumps(_peft_config(tensors, settings, info), indent=2) + "\n")
-
-    write_folder(folder, {"kind": KIND, **model_facts(info)}, write)
-
-
-def _peft_config(tensors: dict[str, Tensor], settings: LoraSettings, info: ModelInfo) -> dict[str, Any]:
     layers = {name.rpartition(".")[0].rpartition(".")[2] for name in tensors}
     alpha = settings.alpha
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(info.path),
@@ -53,6 +54,13 @@ def _peft_config(tensors: dict[str, Tensor], settings: LoraSettings, info: Model
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+
+    def write(part: Path) -> None:
+        named = {f"{PREFIX}{name}.weight": tensor for name, tensor in tensors.items()}
+        save_file(named, part / ADAPTER, metadata={"format": "pt"})
+        (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+    write_folder(folder, {"kind": KIND, **model_facts(info)}, write)
 
 
 def save_model(folder: Path, model: Any, tensors: dict[str, Tensor], tokenizer: Any, info: ModelInfo) -> None:
@@ -75,16 +83,11 @@ def read_weights(
     if info is not None and (folder / MANIFEST).exists():
         check_model(folder, read_manifest(folder, KIND), info)
     if (folder / CONFIG).exists():
-        return _read_adapter(folder, model), None
+        found, tensors = read_peft_folder(folder), _tensors(folder)
+        return {name: _pair(folder, tensors, name, found.scale, model) for name in found.layers}, None
     if (folder / "config.json").exists():
         return None, _read_model(folder, model)
     raise BadRequest(f"{folder} holds neither {CONFIG} nor config.json; give a folder that save_weights wrote")
-
-
-def _read_adapter(folder: Path, model: Any) -> dict[str, Pair]:
-    found = read_peft_folder(folder)
-    tensors = _tensors(folder)
-    return {name: _pair(folder, tensors, name, found.scale, model) for name in found.layers}
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -163,7 +166,85 @@ def fingerprint(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.named_parameters()):
         flat = tensor.detach().flatten()
+        # 64 numbers spread over each tensor: enough to tell trained weights apart, without hashing a large model.
         sample = flat[:: max(1, flat.numel() // 64)][:64]
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(sample.to(device="cpu", dtype=torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+Form = Literal["peft", "merged", "gguf"]
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def export_model(
+    form: Form, base: Path, weights: Path | None, out: Path, *, base_name: str, number_type: NumberType = "f16"
+) -> None:
+    """Write the model to `out`, which must not exist yet; it appears whole."""
+    if out.exists():
+        raise BadRequest(f"{out} exists; choose another place, or delete it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        part = Path(scratch) / out.name
+        if form == "peft":
+            if weights is None or not is_peft_folder(weights):
+                what = "an untrained model" if weights is None else "a run that trained all weights (lora_rank 0)"
+                raise BadRequest(f"{what} has no adapter; use --to merged")
+            if (weights / MANIFEST).exists():
+                read_manifest(weights, KIND)  # its files are as they were written
+            part.mkdir(parents=True)
+            shutil.copy2(weights / ADAPTER, part / ADAPTER)
+            config = json.loads((weights / CONFIG).read_text())
+            (part / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": base_name}, indent=2) + "\n")
+            _copy_tokenizer(base, part)
+        elif form == "merged":
+            _write_merged(part, base, weights)
+        else:
+            _write_merged(Path(scratch) / "merged" / out.stem, base, weights)
+            write_gguf(Path(scratch) / "merged" / out.stem, part, number_type=number_type)
+        part.rename(out)
+
+
+def _write_merged(folder: Path, base: Path, weights: Path | None) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with without_progress_bars():
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto", local_files_only=True)
+    if weights is not None and (weights / MANIFEST).exists():
+        told = read_manifest(weights, KIND)  # which also checks that the files are as they were written
+        if told["fingerprint"] != fingerprint(model):
+            raise BadRequest(f"{weights} was trained over {told['model']!r}, whose weights are not those in {base}")
+    lora, full = (None, None) if weights is None else read_weights(weights, model, None)
+    merged = MergedWeights(model, lora, full)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head_name = next(name for name, module in model.named_modules() if module is head)
+    if lora and head.weight is embedding.weight and head_name in lora:
+        # The head was trained and the embedding was not, so they are no longer one tensor.
+        model.config.tie_word_embeddings = False
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    with torch.no_grad():
+        touched = [f"{name}.weight" for name in lora or ()] + list(full or ())
+        changed = {name: merged[name] for name in touched}
+        for name, tensor in model.named_parameters(remove_duplicate=False):
+            if name in changed:
+                tensor.copy_(changed[name])
+    folder.mkdir(parents=True)
+    with without_progress_bars():
+        model.save_pretrained(folder)
+    _copy_tokenizer(base, folder)
+
+
+def _copy_tokenizer(base: Path, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (base / name).is_file() and not (folder / name).exists():
+            shutil.copy2(base / name, folder / name)

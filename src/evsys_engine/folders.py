@@ -6,6 +6,8 @@ lists each file with size and checksum. A reader refuses a folder that is torn, 
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -13,15 +15,16 @@ import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from evsys_engine.types import BadRequest
+from evsys_engine.types import BadRequest, JsonObject
 
 MANIFEST = "evsys.json"
 FORMAT = "evsys-engine-1"
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of Linux, for `renameat2`."""
 
 
-def write_folder(folder: Path, facts: dict[str, Any], write: Callable[[Path], None]) -> None:
+def write_folder(folder: Path, facts: JsonObject, write: Callable[[Path], None]) -> None:
     """Let `write` fill a new folder, describe it by `facts`, and put it in place; an older `folder` is replaced."""
     folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -29,27 +32,40 @@ def write_folder(folder: Path, facts: dict[str, Any], write: Callable[[Path], No
     try:
         part.mkdir()
         write(part)
-        files = {str(path.relative_to(part)): _describe(path) for path in sorted(part.rglob("*")) if path.is_file()}
-        manifest = {"format": FORMAT, **facts, "files": files}
+        files = {str(path.relative_to(part)): path for path in sorted(part.rglob("*")) if path.is_file()}
+        manifest = {"format": FORMAT, **facts, "files": {name: _describe(path) for name, path in files.items()}}
         (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        _sync(part / MANIFEST)
-        _sync(part)
-        _put_in_place(part, folder)
+        # Synced before the rename: under its own name a folder is whole even after a power cut.
+        for path in (*files.values(), part / MANIFEST, part):
+            _sync(path)
+        put_in_place(part, folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
 
 
-def _put_in_place(part: Path, folder: Path) -> None:
-    aside = part.with_suffix(".old")
-    if folder.exists():  # a rename cannot replace a folder that has files in it
+def put_in_place(part: Path, folder: Path) -> None:
+    """Give `part`, which lies beside it, the name `folder`; an older `folder` is deleted once the new one is there.
+
+    A rename cannot replace a folder that has files in it, so the two swap names. Where that cannot be done there are
+    two renames: one that fails is undone, and only a process killed between them leaves the older one as `.old`.
+    """
+    aside = part
+    if not folder.exists():
+        os.replace(part, folder)
+    elif not _exchange(part, folder):
+        aside = part.with_suffix(".old")
         os.replace(folder, aside)
-    os.replace(part, folder)
+        try:
+            os.replace(part, folder)
+        except BaseException:
+            os.replace(aside, folder)
+            raise
     _sync(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
+def read_manifest(folder: Path, kind: str) -> JsonObject:
     """The facts of a folder that `write_folder` wrote as `kind`, all its files checked."""
     try:
         manifest = json.loads((Path(folder) / MANIFEST).read_text())
@@ -76,11 +92,24 @@ def content_hash(folder: Path) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> JsonObject:
     with open(path, "rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        os.fsync(handle.fileno())
         return {"bytes": handle.tell(), "sha256": digest}
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step of the kernel; False where the system or the file system cannot."""
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux, or an old libc
+        return False
+    if swap(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
 
 
 def _sync(path: Path) -> None:

@@ -19,7 +19,7 @@ Pull = Callable[[Tensor, Tensor], Tensor]
 """`(positions, their logprobs) -> dloss/dlogprob`, all of these positions."""
 
 
-class Workspace:
+class LogitBuffers:
     """Two reusable buffers for logits: fresh ones of this size would cost page faults at every chunk."""
 
     def __init__(self, rows: int):
@@ -47,7 +47,7 @@ class Scored:
 class Head:
     """Logits of hidden states, and the way back."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, pair: Pair | None, workspace: Workspace, *, train: bool):
+    def __init__(self, weight: Tensor, bias: Tensor | None, pair: Pair | None, workspace: LogitBuffers, *, train: bool):
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.pair = None if pair is None else Pair(pair.a.detach(), pair.b.detach(), pair.scale)
         self.train = train
@@ -65,6 +65,7 @@ class Head:
             out.grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in self._trained()]
             for index in self._chunks(live):
                 logp = self._logp(hidden[index])
+                # Gathered first: `_slope` overwrites `logp`.
                 out.logprobs[index] = logp.gather(1, targets[index])
                 slope = _slope(logp, targets[index], pull(index, out.logprobs[index]))
                 out.grad_hidden[index] = self._backward(hidden[index], slope, out.grads)
@@ -87,6 +88,7 @@ class Head:
     def _logp(self, hidden: Tensor) -> Tensor:
         """float32 log-softmax [n, V] in a buffer that the next chunk overwrites."""
         logits, logp = self._workspace.buffers(hidden, len(hidden), len(self.weight))
+        # `out=` must have the product's type: a bf16 product is made apart and widened, since the softmax is in fp32.
         if hidden.dtype == torch.float32:
             torch.mm(hidden, self.weight.t(), out=logits)
         else:
@@ -115,4 +117,6 @@ class Head:
 
 def _slope(logp: Tensor, targets: Tensor, pulls: Tensor) -> Tensor:
     """dloss/dlogits from dloss/dlogp, in place: each pull lifts its target and lowers all tokens by their share."""
+    # dlogp[t]/dlogits = onehot(t) - softmax, summed over the K targets of a position. `scatter_add_`, because a token
+    # may be a target twice; targets that were filled up have pull 0.
     return logp.exp_().mul_(-pulls.sum(1, keepdim=True)).scatter_add_(1, targets, pulls)

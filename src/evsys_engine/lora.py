@@ -74,6 +74,7 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
         flat, a, b = x.flatten(0, -2), a.to(x.dtype), b.to(x.dtype)
+        # Kept for the backward pass: `rank` numbers per token, which save a second product over the input.
         low = flat @ a.t()
         out = linear(flat, weight, bias).addmm_(low, b.t(), alpha=scale)
         ctx.save_for_backward(flat, low, weight, a, b)
@@ -114,6 +115,7 @@ def target_layers(model: Any, settings: LoraSettings) -> dict[str, nn.Linear]:
     head = model.get_output_embeddings()
     head_name = next(name for name, module in model.named_modules() if module is head)
     if head_name in wanted or (settings.train_unembed and not settings.targets):
+        # Last: `LoraWeights.gradients` appends the head's gradients to those of the layers before it.
         layers[head_name] = head
     if not layers:
         raise EngineError(
@@ -125,15 +127,15 @@ def target_layers(model: Any, settings: LoraSettings) -> dict[str, nn.Linear]:
 
 def new_pairs(model: Any, settings: LoraSettings) -> dict[str, Pair]:
     """A fresh adapter, started as PEFT does: A is uniform, B is zero, so that it changes nothing yet."""
-    return {name: _new_pair(name, layer, settings) for name, layer in target_layers(model, settings).items()}
-
-
-def _new_pair(name: str, layer: nn.Linear, settings: LoraSettings) -> Pair:
-    """Each layer draws from a stream of its own, so that which other layers are trained does not matter."""
-    digest = hashlib.sha256(f"{settings.seed}/{name}".encode()).digest()
-    chance = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-    bound = 1 / math.sqrt(layer.in_features)  # kaiming_uniform with a=sqrt(5)
-    a = torch.empty(settings.rank, layer.in_features).uniform_(-bound, bound, generator=chance)
-    b = torch.zeros(layer.out_features, settings.rank)
-    device = layer.weight.device
-    return Pair(a.to(device), b.to(device), settings.alpha / settings.rank)
+    pairs = {}
+    for name, layer in target_layers(model, settings).items():
+        # Each layer has its own random stream, so that which other layers are trained does not matter.
+        digest = hashlib.sha256(f"{settings.seed}/{name}".encode()).digest()
+        chance = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+        bound = 1 / math.sqrt(layer.in_features)  # kaiming_uniform with a=sqrt(5)
+        # Drawn on the CPU and then moved: a seed gives the same adapter on every device.
+        a = torch.empty(settings.rank, layer.in_features).uniform_(-bound, bound, generator=chance)
+        b = torch.zeros(layer.out_features, settings.rank)
+        device = layer.weight.device
+        pairs[name] = Pair(a.to(device), b.to(device), settings.alpha / settings.rank)
+    return pairs

@@ -1,7 +1,7 @@
 """The weights a sampler sees: the shared base with an adapter's part added.
 
 In: a model, and low-rank pairs or a full set of weights over it. Out: tensors by parameter name, and products with
-them. An untouched matrix is the base's own; a touched one is made in fp32 when asked for and kept by whoever asked.
+them. An untouched matrix is the base's own; a touched one is made in fp32 at each read; the reader keeps it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class MergedWeights:
             raise EngineError(f"the weights are of another model: this one has no {unknown[0]}")
 
     def _under_every_name(self, full: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # `full` may have a tied tensor under one of its names only; the base's own tensors tell which names share it.
         by_tensor = {id(self._base[name]): tensor for name, tensor in full.items() if name in self._base}
         tied = {name: by_tensor[id(own)] for name, own in self._base.items() if id(own) in by_tensor}
         return tied | dict(full)
@@ -82,12 +83,28 @@ def product(weights: MergedWeights, modules: Sequence[str]) -> Product:
 
 def _new_product(weights: MergedWeights, modules: Sequence[str], *, own: bool) -> Product:
     matrices = [weights[f"{module}.weight"] for module in modules]
-    multiply = _plain_product(matrices, _joined_bias(weights, modules), own=own)
-    return partial(_never_alone, multiply) if _alone_is_different(multiply, matrices) else multiply
+    biases, bias = [weights.get(f"{module}.bias") for module in modules], None
+    if any(each is not None for each in biases):
+        pairs = zip(biases, matrices, strict=True)
+        bias = torch.cat([matrix.new_zeros(len(matrix)) if each is None else each for each, matrix in pairs])
+    multiply: Product
+    if packs(matrices[0]):
+        multiply = packed(torch.cat(matrices), bias)
+    elif len(matrices) == 1 or own:
+        multiply = partial(linear, weight=matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias=bias)
+    else:  # joining them would copy the base
 
+        def multiply(x: Tensor) -> Tensor:
+            out = torch.cat([linear(x, matrix) for matrix in matrices], dim=-1)
+            return out if bias is None else out.add_(bias)
 
-def _never_alone(multiply: Product, x: Tensor) -> Tensor:
-    return multiply(x) if len(x) > 1 else multiply(x.expand(2, -1))[:1]
+    if not _alone_is_different(multiply, matrices):
+        return multiply
+
+    def multiply_in_company(x: Tensor) -> Tensor:
+        return multiply(x) if len(x) > 1 else multiply(x.expand(2, -1))[:1]
+
+    return multiply_in_company
 
 
 def _alone_is_different(multiply: Product, matrices: list[Tensor]) -> bool:
@@ -99,33 +116,10 @@ def _alone_is_different(multiply: Product, matrices: list[Tensor]) -> bool:
     key = (*(tuple(matrix.shape) for matrix in matrices), like.dtype, like.device, torch.get_num_threads())
     if key not in _ALONE:
         chance = torch.Generator().manual_seed(0)
+        # Two equal rows: what then differs between the products comes from the number of rows alone.
         x = torch.randn(1, like.shape[1], generator=chance).to(like).expand(2, -1)
         _ALONE[key] = not torch.equal(multiply(x)[:1], multiply(x[:1]))
     return _ALONE[key]
-
-
-def _plain_product(matrices: list[Tensor], bias: Tensor | None, *, own: bool) -> Product:
-    if packs(matrices[0]):
-        return packed(torch.cat(matrices), bias)
-    if len(matrices) == 1:
-        return partial(linear, weight=matrices[0], bias=bias)
-    if own:
-        return partial(linear, weight=torch.cat(matrices), bias=bias)
-    return partial(_apart, matrices, bias)  # joining them would copy the base
-
-
-def _joined_bias(weights: MergedWeights, modules: Sequence[str]) -> Tensor | None:
-    found = [weights.get(f"{module}.bias") for module in modules]
-    if all(bias is None for bias in found):
-        return None
-    sizes = [len(weights[f"{module}.weight"]) for module in modules]
-    like = next(bias for bias in found if bias is not None)
-    return torch.cat([like.new_zeros(n) if bias is None else bias for bias, n in zip(found, sizes, strict=True)])
-
-
-def _apart(matrices: list[Tensor], bias: Tensor | None, x: Tensor) -> Tensor:
-    out = torch.cat([linear(x, matrix) for matrix in matrices], dim=-1)
-    return out if bias is None else out.add_(bias)
 
 
 def packs(weight: Tensor) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from evsys_engine.types import AdamSettings, BadRequest
+from evsys_engine.types import AdamParams, BadRequest
 
 
 class Gradients:
@@ -23,6 +23,7 @@ class Gradients:
 
     def add(self, more: list[Tensor]) -> None:
         if not self.tensors:
+            # Taken over, not copied: later calls add into these very tensors.
             self.tensors = more
         elif more:
             torch._foreach_add_(self.tensors, more)
@@ -38,7 +39,7 @@ class AdamW:
         self.square: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def step(self, gradients: Gradients, settings: AdamSettings) -> float:
+    def step(self, gradients: Gradients, settings: AdamParams) -> float:
         """Change the parameters; the norm of the gradients before clipping comes back.
 
         As in torch, without gradients nothing moves. Unlike torch, gradients that are not finite move nothing either:
@@ -49,19 +50,23 @@ class AdamW:
         norm = torch.stack(torch._foreach_norm(gradients.tensors)).norm()
         if math.isfinite(norm):
             if settings.grad_clip_norm:
+                # 1e-6 and the cap at 1 as in `torch.nn.utils.clip_grad_norm_`: small gradients are not scaled up.
                 torch._foreach_mul_(gradients.tensors, (settings.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0))
             self._update(gradients.tensors, settings)
         return float(norm)
 
-    def _update(self, grads: list[Tensor], settings: AdamSettings) -> None:
+    def _update(self, grads: list[Tensor], settings: AdamParams) -> None:
         self.steps += 1
         if not self.mean:
             self.reset(steps=self.steps)
         values, mean, square = (list(part.values()) for part in (self._parameters, self.mean, self.square))
+        # Decoupled weight decay (Loshchilov and Hutter 2019): the weights shrink before the step, outside the moments.
         torch._foreach_mul_(values, 1 - settings.learning_rate * settings.weight_decay)
         torch._foreach_lerp_(mean, grads, 1 - settings.beta1)
         torch._foreach_mul_(square, settings.beta2)
         torch._foreach_addcmul_(square, grads, grads, value=1 - settings.beta2)
+        # Bias correction (Kingma and Ba 2015, section 3): that of the square comes after the root and before `eps`, as
+        # in torch; that of the mean is folded into the rate of the last line.
         below = torch._foreach_sqrt(square)
         torch._foreach_div_(below, math.sqrt(1 - settings.beta2**self.steps))
         torch._foreach_add_(below, settings.eps)
@@ -74,7 +79,7 @@ class AdamW:
         self.square = {name: torch.zeros_like(value, requires_grad=False) for name, value in self._parameters.items()}
 
 
-def check_settings(settings: AdamSettings) -> None:
+def check_settings(settings: AdamParams) -> None:
     """Refuse what would spoil the weights."""
     for entry in fields(settings):
         value = getattr(settings, entry.name)

@@ -11,9 +11,8 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from evsys_engine.types import BadRequest
+from evsys_engine.types import BadRequest, JsonObject
 
 CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -65,7 +64,12 @@ def is_peft_folder(path: str | Path) -> bool:
 def read_peft_folder(path: str | Path) -> PeftFolder:
     """What the folder holds; `BadRequest` names the first thing in it that is not plain LoRA."""
     folder = Path(path)
-    config = _config(folder)
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as exc:
+        raise BadRequest(f"{folder} is not a whole PEFT adapter ({exc})") from exc
+    if not isinstance(config, dict):
+        raise BadRequest(f"{folder / CONFIG} must be a mapping, not {type(config).__name__}")
     reason = _unusual(config)
     if reason:
         raise BadRequest(f"{folder} is not plain LoRA ({reason}); merge it into its base model, and start from that")
@@ -83,17 +87,7 @@ def read_peft_folder(path: str | Path) -> PeftFolder:
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as exc:
-        raise BadRequest(f"{folder} is not a whole PEFT adapter ({exc})") from exc
-    if not isinstance(config, dict):
-        raise BadRequest(f"{folder / CONFIG} must be a mapping, not {type(config).__name__}")
-    return config
-
-
-def _unusual(config: dict[str, Any]) -> str | None:
+def _unusual(config: JsonObject) -> str | None:
     if config.get("peft_type") != "LORA":
         return f"peft_type is {config.get('peft_type')!r}"
     found = [key for key in UNUSUAL if config.get(key)]

@@ -14,8 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
-from evsys_engine.sampling import BatchSampler, Job
-from evsys_engine.types import EngineError, SampleRequest, SampleResult
+from evsys_engine.scheduler import BatchSampler, SampleJob, SamplerClosed
+from evsys_engine.types import EngineError, SampleOutput, SampleRequest
 
 WINDOW_SECONDS = 0.003
 """How long the first request waits for company."""
@@ -26,14 +26,14 @@ class SampleQueue:
 
     def __init__(self, sampler: BatchSampler, *, window_seconds: float = WINDOW_SECONDS):
         self._sampler, self._window_seconds = sampler, window_seconds
-        self._waiting: deque[tuple[Job, Future[SampleResult]]] = deque()
+        self._waiting: deque[tuple[SampleJob, Future[SampleOutput]]] = deque()
         self._guard = threading.Lock()
         self._closing = threading.Event()
         self._worker: threading.Thread | None = None
 
-    def submit(self, request: SampleRequest) -> Future[SampleResult]:
-        """The result to come. A bad request fails by itself; whoever waits beside it notices nothing."""
-        answer: Future[SampleResult] = Future()
+    def submit(self, request: SampleRequest) -> Future[SampleOutput]:
+        """The result to come. A bad request fails alone; requests beside it are not affected."""
+        answer: Future[SampleOutput] = Future()
         try:
             job = self._sampler.job(
                 request, lambda result: _tell(answer.set_result, result), lambda exc: _tell(answer.set_exception, exc)
@@ -57,6 +57,7 @@ class SampleQueue:
             self._closing.set()
             worker, waiting = self._worker, list(self._waiting)
             self._waiting.clear()
+        # Outside the guard: a callback of the future may call `submit`, which takes it.
         for job, _ in waiting:
             job.fail(_closed())
         if worker is not None and worker is not threading.current_thread():
@@ -65,20 +66,21 @@ class SampleQueue:
     def _work(self) -> None:
         self._closing.wait(self._window_seconds)
         while self._has_work():
-            with suppress(Exception):  # told to every job it concerned; the next ones get a new batch
+            with suppress(Exception):  # every job it concerned has it; the next ones get a new batch
                 self._sampler.serve(self._next_jobs)
 
     def _has_work(self) -> bool:
         with self._guard:
+            # Decided under the guard: a request that comes later finds no worker and starts the next one.
             if not self._waiting:
                 self._worker = None
             return bool(self._waiting)
 
-    def _next_jobs(self, room: int) -> Iterable[Job]:
+    def _next_jobs(self, room: int) -> Iterable[SampleJob]:
         """As many as there is room for; the last one may need more."""
         if self._closing.is_set():
             raise _closed()
-        jobs: list[Job] = []
+        jobs: list[SampleJob] = []
         with self._guard:
             while self._waiting and room > 0:
                 job, answer = self._waiting.popleft()
@@ -93,5 +95,5 @@ def _tell(setter: Any, value: Any) -> None:
         setter(value)
 
 
-def _closed() -> EngineError:
-    return EngineError("sampling was broken off: the sampler was closed")
+def _closed() -> SamplerClosed:
+    return SamplerClosed("sampling was broken off: the sampler was closed")

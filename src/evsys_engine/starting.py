@@ -15,7 +15,7 @@ import torch
 from evsys_engine.export import peft_settings, read_peft_weights
 from evsys_engine.folders import read_manifest
 from evsys_engine.peft_folder import is_peft_folder, read_peft_folder
-from evsys_engine.state import KIND, Snapshot, check_settings, read_snapshot, settings_from
+from evsys_engine.state import KIND, StateSnapshot, check_settings, read_snapshot, settings_from
 from evsys_engine.types import LoraSettings, ModelInfo
 
 
@@ -35,9 +35,9 @@ def saved_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
 
 def read_start(
     folder: Path, settings: LoraSettings, info: ModelInfo, shapes: dict[str, torch.Size], *, model: Any
-) -> Snapshot:
+) -> StateSnapshot:
     """The weights in `folder`, which must fit these settings; a PEFT adapter comes without an optimiser."""
     if not is_peft_folder(folder):
         return read_snapshot(folder, settings, info, shapes)
     check_settings(folder, asdict(peft_settings(folder, model, seed=settings.seed)), settings)
-    return Snapshot(weights=read_peft_weights(folder, shapes, info), moments={}, steps=0)
+    return StateSnapshot(weights=read_peft_weights(folder, shapes, info), moments={}, steps=0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,23 +17,25 @@ from torch import Tensor
 
 from evsys_engine.folders import read_manifest, write_folder
 from evsys_engine.optimizer import AdamW
-from evsys_engine.types import BadRequest, LoraSettings, ModelInfo
+from evsys_engine.types import BadRequest, JsonObject, LoraSettings, ModelInfo
 
 KIND = "training state"
 WEIGHTS, MOMENTS = "weights.safetensors", "moments.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Copies, so that they can be written while training goes on."""
+class StateSnapshot:
+    """Copies, so that they can be written during the next steps."""
 
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
     steps: int
 
 
-def take_snapshot(parameters: dict[str, Tensor], optimizer: AdamW) -> Snapshot:
-    return Snapshot(weights=copied(parameters), moments=copied(_moments(optimizer)), steps=optimizer.steps)
+def take_snapshot(parameters: dict[str, Tensor], optimizer: AdamW) -> StateSnapshot:
+    moments = {f"mean.{name}": tensor for name, tensor in optimizer.mean.items()}
+    moments |= {f"square.{name}": tensor for name, tensor in optimizer.square.items()}
+    return StateSnapshot(weights=copied(parameters), moments=copied(moments), steps=optimizer.steps)
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -42,12 +43,7 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
-def _moments(optimizer: AdamW) -> dict[str, Tensor]:
-    mean = {f"mean.{name}": tensor for name, tensor in optimizer.mean.items()}
-    return mean | {f"square.{name}": tensor for name, tensor in optimizer.square.items()}
-
-
-def save_snapshot(folder: Path, snapshot: Snapshot, settings: LoraSettings, info: ModelInfo) -> None:
+def save_snapshot(folder: Path, snapshot: StateSnapshot, settings: LoraSettings, info: ModelInfo) -> None:
     def write(part: Path) -> None:
         save_file(snapshot.weights, part / WEIGHTS)
         save_file(snapshot.moments, part / MOMENTS)
@@ -56,12 +52,14 @@ def save_snapshot(folder: Path, snapshot: Snapshot, settings: LoraSettings, info
     write_folder(folder, facts, write)
 
 
-def model_facts(info: ModelInfo) -> dict[str, Any]:
+def model_facts(info: ModelInfo) -> JsonObject:
     """Which base model the numbers belong to."""
     return {"model": info.name, "fingerprint": info.extra["fingerprint"]}
 
 
-def read_snapshot(folder: Path, settings: LoraSettings, info: ModelInfo, shapes: dict[str, torch.Size]) -> Snapshot:
+def read_snapshot(
+    folder: Path, settings: LoraSettings, info: ModelInfo, shapes: dict[str, torch.Size]
+) -> StateSnapshot:
     """The state in `folder`, which must fit these settings and the parameters' shapes."""
     facts = read_manifest(folder, KIND)
     check_model(folder, facts, info)
@@ -71,18 +69,19 @@ def read_snapshot(folder: Path, settings: LoraSettings, info: ModelInfo, shapes:
     except (OSError, SafetensorError) as exc:
         raise BadRequest(f"{folder} cannot be read ({exc}); take another checkpoint") from exc
     expected = {f"{kind}.{name}": shape for kind in ("mean", "square") for name, shape in shapes.items()}
+    # A state that was saved before the first step has no moments.
     if shapes_of(weights) != shapes or (moments and shapes_of(moments) != expected):
         raise BadRequest(f"{folder} holds other tensors than this adapter trains; create it as the saved one was")
-    return Snapshot(weights=weights, moments=moments, steps=int(facts["steps"]))
+    return StateSnapshot(weights=weights, moments=moments, steps=int(facts["steps"]))
 
 
-def check_model(folder: Path, facts: dict[str, Any], info: ModelInfo) -> None:
+def check_model(folder: Path, facts: JsonObject, info: ModelInfo) -> None:
     """Refuse weights that were trained over another model."""
     if facts["fingerprint"] != info.extra["fingerprint"]:
         raise BadRequest(f"{folder} was trained over {facts['model']!r}, whose weights are not those of {info.name!r}")
 
 
-def check_settings(folder: Path, saved: dict[str, Any], settings: LoraSettings) -> None:
+def check_settings(folder: Path, saved: JsonObject, settings: LoraSettings) -> None:
     """The seed may differ: it only says where the weights once began."""
     theirs = asdict(settings_from(saved))
     differ = {key: value for key, value in asdict(settings).items() if key != "seed" and theirs[key] != value}
@@ -91,7 +90,7 @@ def check_settings(folder: Path, saved: dict[str, Any], settings: LoraSettings) 
         raise BadRequest(f"{folder} does not fit: {told}; create the adapter with the saved settings")
 
 
-def settings_from(saved: dict[str, Any]) -> LoraSettings:
+def settings_from(saved: JsonObject) -> LoraSettings:
     """The settings as a manifest has them; older ones have no `targets`."""
     return LoraSettings(**{**saved, "targets": tuple(saved.get("targets") or ())})
 
@@ -101,7 +100,7 @@ def shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
 
 
 @torch.no_grad()
-def restore(snapshot: Snapshot, parameters: dict[str, Tensor], optimizer: AdamW, *, with_moments: bool) -> None:
+def restore(snapshot: StateSnapshot, parameters: dict[str, Tensor], optimizer: AdamW, *, with_moments: bool) -> None:
     """Put a checked snapshot back; without moments the optimiser starts afresh."""
     for name, tensor in parameters.items():
         tensor.copy_(snapshot.weights[name])

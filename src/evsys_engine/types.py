@@ -1,9 +1,7 @@
 """The engine's words: what goes into a training or sampling call and what comes out.
 
 Semantics are Tinker's: losses are sums over tokens with signed weights, gradients add up until `optim_step`,
-position i of
-the input predicts target i (the caller shifts). Everything here is plain Python and numpy; torch stays behind the
-engine.
+position i of the input predicts target i (the caller shifts). Importing this module loads neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -11,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-Array = np.ndarray[Any, Any]
+type Array = np.ndarray[Any, Any]
+type JsonObject = dict[str, Any]
+"""As `json.loads` gives it: a manifest, a config of transformers, a body of the protocol."""
 LossFunction = Callable[[Sequence[Any], list[Any]], tuple[Any, dict[str, float]]]
 """`(data, logprobs) -> (loss, metrics)` over torch tensors that carry gradients."""
-
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
 
 
 class EngineError(Exception):
@@ -45,7 +44,7 @@ class TrainingDatum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
-    """What a loss came to."""
+    """The value of a loss."""
 
     metrics: dict[str, float]
     """Always has `loss:sum`."""
@@ -54,7 +53,9 @@ class LossOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamSettings:
+class AdamParams:
+    """Settings of one optimiser step."""
+
     learning_rate: float
     beta1: float = 0.9
     beta2: float = 0.95
@@ -79,32 +80,40 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRequest:
-    """Completions of one prompt."""
+class SamplingParams:
+    """How to draw a completion."""
 
-    tokens: Sequence[int]
-    num_samples: int = 1
     max_tokens: int = 64
     temperature: float = 1.0
     """0 takes the likeliest token."""
     top_k: int = -1
     top_p: float = 1.0
     seed: int | None = None
-    """Row i draws from a stream of its own made of (seed, i): what shares the batch does not matter."""
+    """The same seed, prompt and weights give the same completions in any batch; None draws a fresh one."""
     stop: tuple[str | int, ...] = ()
-    """Token ids (kept as the last token) and strings (cut off)."""
+    """Strings or token ids; a stop string is not part of the completion, a stop id is its last token."""
+    grammar: str | None = None
+    """What each completion has to look like, in llguidance's form; for samplers that say `takes_grammar` only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest(SamplingParams):
+    """Completions of one prompt. Row i has its own random stream, made of (seed, i)."""
+
+    tokens: Sequence[int]
+    num_samples: int = 1
     end_of_text: bool = True
     """The model's own end stops as well."""
     keep_stop_strings: bool = False
     """A stop string stays at the end instead, as Tinker has it."""
-    grammar: str | None = None
-    """What each completion has to look like, in llguidance's form (extra `serve`)."""
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledRow:
+class SampledSequence:
+    """One completion, as sampled: nothing is ever decoded and encoded again."""
+
     tokens: list[int]
     logprobs: list[float]
     """Under the model itself (temperature 1)."""
@@ -112,8 +121,8 @@ class SampledRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleResult:
-    rows: list[SampledRow]
+class SampleOutput:
+    sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
     """As long as the prompt; the first is None."""
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
@@ -131,7 +140,7 @@ class ModelInfo:
     parameters: int
     device: str
     dtype: str
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
 
 
 class Adapter(Protocol):
@@ -153,7 +162,7 @@ class Adapter(Protocol):
         """The caller's loss on torch logprobs: one forward, one backward."""
         ...
 
-    def optim_step(self, settings: AdamSettings) -> dict[str, float]:
+    def optim_step(self, settings: AdamParams) -> dict[str, float]:
         """AdamW on the gradients so far, which are then gone; returns `grad_norm`."""
         ...
 
@@ -172,10 +181,10 @@ class Adapter(Protocol):
         ...
 
 
-class Sampler(Protocol):
+class EngineSampler(Protocol):
     """Fixed weights to sample from; later training does not change them."""
 
-    def sample(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[SampleOutput]:
         """All requests in one batch."""
         ...
 
@@ -191,6 +200,6 @@ class EngineApi(Protocol):
 
     def create_adapter(self, settings: LoraSettings) -> Adapter: ...
 
-    def load_sampler(self, folder: Path | None) -> Sampler:
+    def load_sampler(self, folder: Path | None) -> EngineSampler:
         """A sampler over weights that `save_weights` wrote; None means the untouched base model."""
         ...

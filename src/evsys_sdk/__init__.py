@@ -14,13 +14,13 @@ __version__ = "0.1.0"
 # fmt: off
 if TYPE_CHECKING:
     from evsys_sdk.algorithms.base import BaseAlgorithm
-    from evsys_sdk.config.files import dump_yaml, load_yaml
+    from evsys_sdk.config.load import dump_yaml, load_yaml
     from evsys_sdk.config.base import (
         AlgorithmConfig, BackendConfig, CallbackSpec, DataStoreSpec, InferenceSpec, LogStoreSpec,
         MetricSpec, Params, TransformSpec, VerifierSpec,
     )
     from evsys_sdk.config.metadata import BenchmarkEntry, Metadata
-    from evsys_sdk.config.models import (
+    from evsys_sdk.config.schema import (
         ContinualConfig, DataConfig, EvalConfig, ExperimentConfig, MatrixSpec, ModelConfig,
         RunConfig,
     )
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
         ConfigError, DashboardClientError, EvsysAuthError, EvsysError,
     )
     from evsys_sdk.eval.benchmark import Benchmark
-    from evsys_sdk.experiment import Experiment, ExperimentResult, run_experiment
+    from evsys_sdk.experiment.experiment import Experiment, ExperimentResult, run_experiment
     from evsys_sdk.logs import configure_logger, get_logger, set_level
-    from evsys_sdk.preflight import validate_yaml
+    from evsys_sdk.checks.preflight import validate_yaml
     from evsys_sdk.protocols import (
         Algorithm, Backend, Callback, DataStore, EvalResult, InferenceClient, LogStore, Metric,
         Rollout, RunContext, RunResult, Score, Transform, VerificationResult, Verifier,
     )
-    from evsys_sdk.record.dashboard import DashboardClient, ExperimentRun
+    from evsys_sdk.record.dashboard.client import DashboardClient, ExperimentRun
     from evsys_sdk.registry import (
-        get_agent, get_algorithm, get_backend, get_callback, get_data_store, get_deployer,
+        get_agent, get_algorithm, get_backend, get_callback, get_data_source, get_data_store, get_deployer,
         get_inference, get_launcher, get_log_store, get_metric, get_transform, get_verifier,
-        list_agents, list_algorithms, list_backends, list_callbacks, list_data_stores,
+        list_agents, list_algorithms, list_backends, list_callbacks, list_data_sources, list_data_stores,
         list_deployers, list_inference, list_launchers, list_log_stores, list_metrics,
         list_transforms, list_verifiers, register_agent, register_algorithm, register_backend,
-        register_callback, register_data_store, register_deployer, register_inference,
+        register_callback, register_data_source, register_data_store, register_deployer, register_inference,
         register_launcher, register_log_store, register_metric, register_transform,
         register_verifier, register_verifier_fn, schema_for,
     )
-    from evsys_sdk.surface import (
+    from evsys_sdk.training_api import (
         Datum, ModelInput, SamplingParams, TensorData,
     )
     from evsys_sdk.training.batch import TrainingBatch
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "algorithms.base": "BaseAlgorithm",
-    "config.files": "dump_yaml load_yaml",
+    "config.load": "dump_yaml load_yaml",
     "config.base": """
         AlgorithmConfig BackendConfig CallbackSpec DataStoreSpec InferenceSpec LogStoreSpec MetricSpec Params
         TransformSpec VerifierSpec
     """,
     "config.metadata": "BenchmarkEntry Metadata",
-    "config.models": "ContinualConfig DataConfig EvalConfig ExperimentConfig MatrixSpec ModelConfig RunConfig",
+    "config.schema": "ContinualConfig DataConfig EvalConfig ExperimentConfig MatrixSpec ModelConfig RunConfig",
     "data.workspace": "Workspace",
     "data_types": """
         ChatMessagesRow E2BVerifier HarborTask InProcessVerifier LLMJudgeVerifier PromptExample
@@ -76,24 +76,24 @@ _PUBLIC = {
     """,
     "errors": "ConfigError DashboardClientError EvsysAuthError EvsysError",
     "eval.benchmark": "Benchmark",
-    "experiment": "Experiment ExperimentResult run_experiment",
+    "experiment.experiment": "Experiment ExperimentResult run_experiment",
     "logs": "configure_logger get_logger set_level",
-    "preflight": "validate_yaml",
+    "checks.preflight": "validate_yaml",
     "protocols": """
         Algorithm Backend Callback DataStore EvalResult InferenceClient LogStore Metric Rollout
         RunContext RunResult Score Transform VerificationResult Verifier
     """,
-    "record.dashboard": "DashboardClient ExperimentRun",
+    "record.dashboard.client": "DashboardClient ExperimentRun",
     "registry": """
-        get_agent get_algorithm get_backend get_callback get_data_store get_deployer get_inference
+        get_agent get_algorithm get_backend get_callback get_data_source get_data_store get_deployer get_inference
         get_launcher get_log_store get_metric get_transform get_verifier list_agents list_algorithms
-        list_backends list_callbacks list_data_stores list_deployers list_inference list_launchers
+        list_backends list_callbacks list_data_sources list_data_stores list_deployers list_inference list_launchers
         list_log_stores list_metrics list_transforms list_verifiers register_agent
-        register_algorithm register_backend register_callback register_data_store register_deployer
+        register_algorithm register_backend register_callback register_data_source register_data_store register_deployer
         register_inference register_launcher register_log_store register_metric register_transform
         register_verifier register_verifier_fn schema_for
     """,
-    "surface": "Datum ModelInput SamplingParams TensorData",
+    "training_api": "Datum ModelInput SamplingParams TensorData",
     "training.batch": "TrainingBatch",
     "training.loop": "LoopPlan LoopResult StepBuilder TrainingLoop",
 }

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 _OPEN, _CLOSE = re.compile(r"<answer>", re.IGNORECASE), re.compile(r"</answer>", re.IGNORECASE)
 _KEYS = ("tool_slug", "answer")
+MOST_NESTED = 200
+"""Levels of lists and objects in an answer."""
 
 
 def answer_in(completion: str) -> str:
@@ -39,7 +40,7 @@ def texts_between(text: str, begin: re.Pattern[str], end: re.Pattern[str]) -> li
     return found
 
 
-def wanted_answer(target: Any) -> Any:
+def wanted_answer(target: object) -> object:
     """The answer in a target such as `{tool_slug: GMAIL_SEND, toolkit: gmail}`; any other target is the answer."""
     if isinstance(target, dict):
         for key in _KEYS:
@@ -48,7 +49,7 @@ def wanted_answer(target: Any) -> Any:
     return target
 
 
-def same_answer(completion: str, expected: Any, *, case_sensitive: bool = True) -> bool:
+def same_answer(completion: str, expected: object, *, case_sensitive: bool = True) -> bool:
     """Whether the completion's answer is `expected`; of a list, any one will do."""
     expected = wanted_answer(expected)
     if isinstance(expected, list):
@@ -58,19 +59,48 @@ def same_answer(completion: str, expected: Any, *, case_sensitive: bool = True) 
     if isinstance(fields, dict) and not isinstance(expected, dict):
         answer = str(wanted_answer(fields))
     if not isinstance(expected, str):
-        return _same_value(parsed_json(answer), expected) or answer == str(expected)
+        found = parsed_json(answer)
+        # Python says 1 == True; a task that expects `true` does not mean 1.
+        is_same = bool(found == expected) and isinstance(found, bool) == isinstance(expected, bool)
+        return is_same or answer == str(expected)
     wanted = answer_in(expected)
     return answer == wanted if case_sensitive else answer.casefold() == wanted.casefold()
 
 
-def _same_value(found: Any, expected: Any) -> bool:
-    # Python says 1 == True; a task that expects `true` does not mean 1.
-    return bool(found == expected) and isinstance(found, bool) == isinstance(expected, bool)
-
-
-def parsed_json(text: str) -> Any:
+def parsed_json(text: str) -> object:
     """The JSON value that `text` is, or None."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         return None
+
+
+def read_json(text: str) -> object:
+    """The JSON value that `text` is. ValueError where it is none, where an object has a key twice (parsers differ in
+    which one they take), or where it is nested deeper than `MOST_NESTED`: code that walks or prints such a value ends
+    with a RecursionError, and a model must not be able to make a verifier fail."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object_of)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    # No deeper than it has brackets: most answers need no walk.
+    if text.count("[") + text.count("{") <= MOST_NESTED:
+        return value
+    level = [value]
+    for _ in range(MOST_NESTED + 1):
+        level = [
+            item
+            for one in level
+            if isinstance(one, list | dict)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+    if level:
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _object_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return value

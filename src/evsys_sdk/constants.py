@@ -27,6 +27,8 @@ LOG_FILE = "log"
 
 UNTRAINED = "untrained"
 """What a comparison calls the model before training."""
+START = "its starting weights"
+"""What it is called where training starts from a checkpoint (`load_checkpoint_path`)."""
 
 VERIFIER_SECONDS = 600.0
 """How long a verifier may take over one answer where nothing else is said."""

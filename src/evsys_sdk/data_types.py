@@ -6,6 +6,7 @@ interchange types, so field names and the meaning of `kind` are a contract, not 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,13 +14,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from evsys_sdk import jsonl
 from evsys_sdk.errors import DataError, not_known, shorten
+from evsys_sdk.files import read_rows
 
 TEXT_ROLE = "text"
 """The role of a message that is plain text outside any chat, trained on without the chat template."""
 
+type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
+"""What `json.loads` returns. Narrow it with `isinstance`, or parse it with a model, before reading a key."""
+type JsonObject = dict[str, Json]
+
 Block = dict[str, Any]
+"""One part of a message's content."""
+Message = dict[str, Any]
+"""`role`, `content` and what else a chat message has, as files have it."""
+Columns = dict[str, Any]
+"""A row, or a part of one, as a file has it."""
 Content = str | list[Block]
 
 
@@ -38,7 +48,7 @@ class InProcessVerifier:
     kind: ClassVar[Literal["in_process"]] = "in_process"
     fn_name: str
     expected: Any = None
-    params: dict[str, Any] = field(default_factory=dict)
+    params: Columns = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +77,10 @@ VerifierPayload = InProcessVerifier | E2BVerifier | LLMJudgeVerifier
 class ChatMessagesRow:
     """A conversation to imitate (SFT)."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     target_assistant: str | None = None
     """What the assistant should say next; without it the last assistant message is the target."""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Columns = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +90,21 @@ class HarborTask:
     task_id: str
     instruction: Content
     verifier: VerifierPayload
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Columns = field(default_factory=dict)
+
+    @property
+    def target(self) -> Any:
+        """The answer that its verifier expects, where that is a function of ours."""
+        return self.verifier.expected if isinstance(self.verifier, InProcessVerifier) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptExample:
     """Inputs and the output wanted (prompt tuning, distillation)."""
 
-    inputs: dict[str, Any]
+    inputs: Columns
     expected: Any = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Columns = field(default_factory=dict)
 
 
 TypedRow = ChatMessagesRow | HarborTask | PromptExample
@@ -102,7 +117,7 @@ _ROWS: dict[str, type] = {
 }
 
 
-def detect_format(row: dict[str, Any]) -> str:
+def detect_format(row: Columns) -> str:
     """`chat_messages`, `harbor_task`, `prompt_dataset`, or `unknown`.
 
     A row that has the columns of several is a task first, then inputs, then a chat."""
@@ -110,7 +125,7 @@ def detect_format(row: dict[str, Any]) -> str:
     return next((shape.value for shape in order if _has_columns(row, shape)), "unknown")
 
 
-def _has_columns(row: Any, shape: TargetFormat) -> bool:
+def _has_columns(row: object, shape: TargetFormat) -> bool:
     if not isinstance(row, dict):
         return False
     if shape is TargetFormat.HARBOR_TASK:
@@ -120,7 +135,7 @@ def _has_columns(row: Any, shape: TargetFormat) -> bool:
     return isinstance(row.get("messages"), list)
 
 
-def from_dict(row: dict[str, Any]) -> TypedRow:
+def from_dict(row: Columns) -> TypedRow:
     """The typed row that `row` describes; columns that are not fields go into `metadata`."""
     shape = detect_format(row)
     if shape == "unknown":
@@ -132,7 +147,7 @@ def from_dict(row: dict[str, Any]) -> TypedRow:
     return _typed(row, TargetFormat(shape))
 
 
-def _typed(row: dict[str, Any], shape: TargetFormat) -> TypedRow:
+def _typed(row: Columns, shape: TargetFormat) -> TypedRow:
     cls = _ROWS[shape]
     names = set(cls.__dataclass_fields__)  # type: ignore[attr-defined]
     known = {key: value for key, value in row.items() if key in names}
@@ -144,33 +159,27 @@ def _typed(row: dict[str, Any], shape: TargetFormat) -> TypedRow:
         known["metadata"] = {**extra, **(metadata or {})}
     if shape is TargetFormat.HARBOR_TASK:
         known["verifier"] = _verifier_from(row["verifier"])
-        known["task_id"] = str(known["task_id"]) if known.get("task_id") is not None else _task_id(row)
-    _check(known, shape)
+        if known.get("task_id") is None:  # a name by content, so that it is the same in every run
+            text = json.dumps([row["instruction"], row["verifier"]], sort_keys=True, default=str)
+            known["task_id"] = "task-" + hashlib.sha256(text.encode()).hexdigest()[:12]
+        known["task_id"] = str(known["task_id"])
+        _check_content(known["instruction"], "instruction")
+        if "system_prompt" in known["metadata"] and "system" not in known["metadata"]:
+            raise DataError("a task has no `system_prompt`, and the model would not see it; write the key as `system`")
+    elif shape is TargetFormat.CHAT_MESSAGES:
+        messages = known["messages"]
+        for index, message in enumerate(messages):
+            _check_message(message, f"messages[{index}]")
+        if not messages:
+            raise DataError("messages is empty")
+        if len(messages) > 1 and any(message["role"] == TEXT_ROLE for message in messages):
+            raise DataError(f"a message of role {TEXT_ROLE} is plain text outside any chat and must be the only one")
+        if not isinstance(known.get("target_assistant"), str | None):
+            raise DataError("target_assistant must be text")
     return cls(**known)
 
 
-def _task_id(row: dict[str, Any]) -> str:
-    import hashlib
-
-    text = json.dumps([row["instruction"], row["verifier"]], sort_keys=True, default=str)
-    return "task-" + hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _check(fields: dict[str, Any], shape: TargetFormat) -> None:
-    if shape is TargetFormat.CHAT_MESSAGES:
-        for index, message in enumerate(fields["messages"]):
-            _check_message(message, f"messages[{index}]")
-        if not fields["messages"]:
-            raise DataError("messages is empty")
-        if len(fields["messages"]) > 1 and any(message["role"] == TEXT_ROLE for message in fields["messages"]):
-            raise DataError(f"a message of role {TEXT_ROLE} is plain text outside any chat and must be the only one")
-        if not isinstance(fields.get("target_assistant"), str | None):
-            raise DataError("target_assistant must be text")
-    elif shape is TargetFormat.HARBOR_TASK:
-        _check_content(fields["instruction"], "instruction")
-
-
-def _check_message(message: Any, place: str) -> None:
+def _check_message(message: object, place: str) -> None:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise DataError(f"{place} must be a mapping with `role` and `content`")
     if message.get("content") is not None:
@@ -189,13 +198,19 @@ def _check_message(message: Any, place: str) -> None:
         )
 
 
-def _check_content(content: Any, place: str) -> None:
+def _check_content(content: object, place: str) -> None:
     blocks = isinstance(content, list) and all(isinstance(block, dict) for block in content)
     if not (blocks or isinstance(content, str)):
         raise DataError(f"{place} must be text or a list of content blocks, not {shorten(repr(content))}")
+    if isinstance(content, list) and any("role" in block for block in content):
+        # Read as blocks, messages hold no text at all, and the model would be asked an empty question.
+        raise DataError(
+            f"{place} is a list of chat messages, not text or content blocks; in a task, write the user's text as "
+            "`instruction`, the system prompt as metadata.system, and earlier messages as metadata.history"
+        )
 
 
-def _verifier_from(value: Any) -> VerifierPayload:
+def _verifier_from(value: object) -> VerifierPayload:
     if isinstance(value, InProcessVerifier | E2BVerifier | LLMJudgeVerifier):
         return value
     if not isinstance(value, dict):
@@ -209,23 +224,19 @@ def _verifier_from(value: Any) -> VerifierPayload:
     for key in fields:
         if key not in known:
             raise DataError(f"verifier.{key}: " + not_known(key, f"field of {kind}", set(known) - {"kind"}))
-        _check_verifier_field(key, fields[key])
+        wanted: type = {"params": dict, "expected": object}.get(key, str)
+        if not isinstance(fields[key], wanted):
+            expected = "a mapping" if wanted is dict else "text"
+            raise DataError(f"verifier.{key} must be {expected}, not {shorten(repr(fields[key]))}")
     try:
         return cls(**fields)
     except TypeError as exc:
         raise DataError(f"verifier of kind {kind}: {str(exc).split('__init__() ')[-1]}") from exc
 
 
-def _check_verifier_field(key: str, value: Any) -> None:
-    wanted: type = {"params": dict, "expected": object}.get(key, str)
-    if not isinstance(value, wanted):
-        expected = "a mapping" if wanted is dict else "text"
-        raise DataError(f"verifier.{key} must be {expected}, not {shorten(repr(value))}")
-
-
-def to_dict(obj: TypedRow | VerifierPayload) -> dict[str, Any]:
+def to_dict(obj: TypedRow | VerifierPayload) -> Columns:
     """The plain form of a typed row or verifier; `from_dict` reads it back to an equal row."""
-    out: dict[str, Any] = {}
+    out: Columns = {}
     if isinstance(obj, InProcessVerifier | E2BVerifier | LLMJudgeVerifier):
         out["kind"] = obj.kind
     for name in obj.__dataclass_fields__:
@@ -242,27 +253,25 @@ def to_dict(obj: TypedRow | VerifierPayload) -> dict[str, Any]:
 
 def iter_jsonl(path: str | Path) -> Iterator[TypedRow]:
     """Typed rows of a JSONL file, mixed formats allowed; a bad line is named by file and number."""
-    yield from jsonl.read_rows(path, from_dict)
+    yield from read_rows(path, from_dict)
 
 
-def parse_rows(rows: Iterable[dict[str, Any]], target: TargetFormat | str) -> list[Any]:
+def parse_rows(rows: Iterable[Columns], target: TargetFormat | str) -> list[Any]:
     """All rows as `target`, or one error naming the first row that is not. Nothing is dropped or guessed."""
     try:
         shape = TargetFormat(target)
     except ValueError:
         raise DataError(not_known(str(target), "row format", [f.value for f in TargetFormat])) from None
-    return [_parse_one(row, shape, index) for index, row in enumerate(rows)]
-
-
-def _parse_one(row: Any, shape: TargetFormat, index: int) -> TypedRow:
-    if not _has_columns(row, shape):  # the columns of another shape beside its own do no harm
-        found = detect_format(row)
-        keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-        raise DataError(f"row {index} is {found}, not {shape.value}; it has: {shorten(keys, 120)}")
-    try:
-        return _typed(row, shape)
-    except DataError as exc:
-        raise DataError(f"row {index}: {exc}") from exc
+    parsed = []
+    for index, row in enumerate(rows):
+        if not _has_columns(row, shape):  # the columns of another shape beside its own do no harm
+            keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+            raise DataError(f"row {index} is {detect_format(row)}, not {shape.value}; it has: {shorten(keys, 120)}")
+        try:
+            parsed.append(_typed(row, shape))
+        except DataError as exc:
+            raise DataError(f"row {index}: {exc}") from exc
+    return parsed
 
 
 def text_block(text: str) -> Block:
@@ -271,7 +280,7 @@ def text_block(text: str) -> Block:
 
 def image_url_block(url: str, detail: str | None = None) -> Block:
     """An image by address, in OpenAI's shape."""
-    image: dict[str, Any] = {"url": url}
+    image: Columns = {"url": url}
     if detail is not None:
         image["detail"] = detail
     return {"type": "image_url", "image_url": image}
@@ -297,7 +306,7 @@ def block_to_image_src(block: Block) -> str | None:
     return src if isinstance(src, str) else None
 
 
-def has_images(row: TypedRow | dict[str, Any]) -> bool:
+def has_images(row: TypedRow | Columns) -> bool:
     """Whether any message, instruction or input holds an image block. A row of no known shape holds none."""
     columns = row if isinstance(row, dict) else to_dict(row)
     messages, inputs = columns.get("messages"), columns.get("inputs")
@@ -311,7 +320,7 @@ def has_images(row: TypedRow | dict[str, Any]) -> bool:
     )
 
 
-def task_messages(task: HarborTask) -> list[dict[str, Any]]:
+def task_messages(task: HarborTask) -> list[Message]:
     """The chat that puts a task to the model: `metadata.system` speaks first, `metadata.history` went before."""
     system = task.metadata.get("system")
     before = [{"role": "system", "content": system}] if system else []
@@ -319,7 +328,7 @@ def task_messages(task: HarborTask) -> list[dict[str, Any]]:
     return with_tools(messages, task.metadata)
 
 
-def with_tools(messages: list[dict[str, Any]], metadata: dict[str, Any]) -> list[dict[str, Any]]:
+def with_tools(messages: list[Message], metadata: Columns) -> list[Message]:
     """The messages with the tools that `metadata.tools` describes on the first one, where chat templates find them."""
     tools = metadata.get("tools")
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
@@ -327,7 +336,7 @@ def with_tools(messages: list[dict[str, Any]], metadata: dict[str, Any]) -> list
     return [{**messages[0], "tools": tools}, *messages[1:]]
 
 
-def is_learnt(message: dict[str, Any]) -> bool:
+def is_learnt(message: Message) -> bool:
     """Whether imitation trains on this message: the assistant wrote it (or it is plain text), and its `weight`, as in
     OpenAI's fine-tuning files, is not 0."""
     return message["role"] in ("assistant", TEXT_ROLE) and message.get("weight") != 0

@@ -10,9 +10,12 @@ import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import ModuleType
+from typing import Literal
 
+from evsys_sandbox.errors import SandboxError
 from evsys_sdk.redaction import redact
 
 
@@ -39,21 +42,33 @@ class Problem:
     """The command that shows what is allowed here."""
 
 
+MOST_PROBLEMS = 100
+"""Problems of one file that are listed one by one; those after them are counted."""
+
+
 class ConfigError(EvsysError):
-    """A config that cannot be run: every problem at once, each with its place."""
+    """A config that cannot be run: its problems at once, each with its place; of very many, the first hundred."""
 
     def __init__(self, source: str, problems: Iterable[Problem]):
         self.source = source
-        self.problems = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
+        found = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
+        self.count = len(found)
+        rest = found[MOST_PROBLEMS:]
+        if len(rest) > 1:  # one that stands for them, at the first of them
+            message = f"is wrong too, and {len(rest) - 1:,} more problems"
+            found = [*found[:MOST_PROBLEMS], replace(rest[0], message=message, value=None)]
+        self.problems = found
         super().__init__(self.render())
 
     def render(self) -> str:
         """The text a person reads: a header, a line per problem, the next command."""
         first = next((p.line for p in self.problems if p.line), None)
         place = f"{self.source}:{first}" if first else self.source
-        count = len(self.problems)
-        lines = [f"{place}: {count} problem{'s' if count != 1 else ''}"]
-        lines += [_problem_line(p) for p in self.problems]
+        lines = [f"{place}: {self.count} problem{'s' if self.count != 1 else ''}"]
+        for problem in self.problems:
+            line = f"line {problem.line}  " if problem.line else ""
+            shown = "" if problem.value is None else f" = {shorten(repr(problem.value))}"
+            lines.append(f"  {line}{problem.path or '(file)'}{shown}   {problem.message}")
         commands = dict.fromkeys(p.next_command for p in self.problems if p.next_command)
         lines += [f"next: {command}" for command in list(commands)[:3]]
         return "\n".join(lines)
@@ -76,12 +91,6 @@ class SettingsChanged(EvsysError):
             Change(path=place, message="not as it was launched", before=before, value=now)
             for place, (before, now) in changes.items()
         ]
-
-
-def _problem_line(problem: Problem) -> str:
-    place = f"line {problem.line}  " if problem.line else ""
-    shown = "" if problem.value is None else f" = {shorten(repr(problem.value))}"
-    return f"  {place}{problem.path or '(file)'}{shown}   {problem.message}"
 
 
 def shorten(text: str, limit: int = 60) -> str:
@@ -138,8 +147,17 @@ class JournalDamaged(EvsysError):
     """The journal of an experiment is not what was written."""
 
 
+StopReason = Literal["user", "budget", "pause"]
+
+
 class Cancelled(EvsysError):
-    """The user (SIGINT, SIGTERM) asked the run to stop."""
+    """A run has to stop: the user asked for it (a signal, a callback), the budget is spent, or a search pauses it."""
+
+    def __init__(self, message: str = "", *, reason: StopReason = "user", step: int | None = None):
+        super().__init__(message)
+        self.reason = reason
+        self.step = step
+        """The last step of a run that a search pauses."""
 
 
 class EvsysAuthError(EvsysError):
@@ -154,16 +172,18 @@ class DashboardClientError(EvsysError):
         self.status = status
 
 
+READABLE = (EvsysError, SandboxError)
+"""Errors whose text is written for people: it is shown without the name of a class."""
 FOREIGN = (Exception, SystemExit)
 """What foreign code may throw at us: `sys.exit()` in a plugin is its failure, not the end of ours."""
 
 
 @contextmanager
-def blame(error: type[EvsysError], what: str) -> Iterator[None]:
+def error_boundary(error: type[EvsysError], what: str) -> Iterator[None]:
     """Run foreign code; what it raises comes out as `error`, saying whose code it was."""
     try:
         yield
-    except EvsysError:
+    except READABLE:
         raise
     except FOREIGN as exc:
         raise error(f"{what} failed: {type(exc).__name__}: {exc}") from exc
@@ -179,9 +199,14 @@ def need(module: str, *, extra: str) -> ModuleType:
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word most like `word`, if any is like it."""
-    names = sorted(known)
+    return _closest(word, tuple(sorted(known)))
+
+
+@lru_cache(maxsize=10_000)  # thousands of arms repeat the same mistakes, and a comparison takes 0.2 ms
+def _closest(word: str, names: tuple[str, ...]) -> str | None:
     matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if not matches:
+        # A second look, without case: difflib counts `SFT` and `sft` as having no letter in common.
         folded = {name.lower(): name for name in names}
         matches = [folded[m] for m in difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)]
     return matches[0] if matches else None

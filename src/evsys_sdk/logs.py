@@ -14,8 +14,8 @@ from typing import TextIO
 
 from evsys_sdk.constants import ENV_LOGGING_LEVEL
 from evsys_sdk.errors import EvsysError, not_known
+from evsys_sdk.format import visible
 from evsys_sdk.redaction import redact
-from evsys_sdk.terminal import visible
 
 ROOT = "evsys_sdk"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

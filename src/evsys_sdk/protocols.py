@@ -12,18 +12,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from evsys_sdk.data_types import HarborTask
-    from evsys_sdk.surface import SamplingClient, SamplingParams, Tokenizer
+    from evsys_sdk.data_types import HarborTask, Message
+    from evsys_sdk.training_api import SamplingClient, SamplingParams, Tokenizer
 
 Row = dict[str, Any]
 RunStatus = Literal["completed", "failed", "cancelled", "pruned"]
 """`pruned`: left behind by a search at some step, on purpose and with a whole record."""
 RolloutStatus = Literal["ok", "agent_error", "infra_error", "timeout", "cancelled"]
+MODEL_FAILURES: tuple[RolloutStatus, ...] = ("agent_error", "timeout")
+"""What the model did wrong: a failure with a reward, in scores and in training, or a policy learns to break what is not
+counted."""
+MACHINE_FAILURES: tuple[RolloutStatus, ...] = ("infra_error", "cancelled")
+"""What says nothing of the model: an error in the denominator of scores, left out of training, made again on resume."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedAt:
+    """Where a run was stopped (Ctrl-C, `evsys stop`, a spent budget)."""
+
+    step: int
+    total_steps: int | None
+    checkpoint_step: int
+    """The step of the newest checkpoint; 0 if there is none."""
+    resumes: bool = True
+    """False for an algorithm that cannot resume inside its training (TRL's trainers)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedAt:
+    """At which step, and by which score, a search pruned a run."""
+
+    step: int | None
+    metric: str
+    value: float | None
 
 
 @dataclass(slots=True, kw_only=True)
 class RunResult:
-    """What one run came to; `train` returns it and the runner completes it."""
+    """The result of one run: `train` returns the fields up to `extras`, the runner fills in the others."""
 
     run_id: str
     status: RunStatus
@@ -32,6 +58,35 @@ class RunResult:
     """Name -> path or address, e.g. `final_checkpoint`."""
     error: str | None = None
     extras: dict[str, Any] = field(default_factory=dict)
+    """Notes of the algorithm, which the record keeps; the SDK puts nothing here."""
+    run_name: str = ""
+    seed: int | None = None
+    run_dir: Path | None = None
+    evals: list[EvalResult] = field(default_factory=list)
+    """Every evaluation of the run, by step."""
+    warnings: list[str] = field(default_factory=list)
+    unread_settings: list[str] = field(default_factory=list)
+    leakage: list[dict[str, Any]] = field(default_factory=list)
+    """What the rows have in common with benchmarks: an audit per data block and benchmark."""
+    stopped_early: str | None = None
+    """Why training ended before its last step: what a callback said."""
+    stopped_at: StoppedAt | None = None
+    paused_at: int | None = None
+    """The step at which a search paused the run."""
+    pruned: PrunedAt | None = None
+    resumed: bool = False
+    """An earlier process had begun the run."""
+    finished_before: str | None = None
+    """When the run ended (ISO time), if an earlier process carried it out."""
+    reused_from: str | None = None
+    """The directory of the identical run of another experiment that this result is."""
+    worker: str = ""
+    """The machine that carried the run out, where that was another one."""
+
+    @property
+    def name(self) -> str:
+        """How messages call the run."""
+        return self.run_name or self.run_id
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,12 +110,17 @@ class RunContext:
     stage: str | None = None
     """Name of the stage, in a continual chain."""
     resume: bool = False
-    """An earlier attempt at this run was interrupted; its checkpoints lie in `output_dir`, to go on from."""
-    retelling: bool = False
-    """What callbacks hear now is what that attempt did."""
+    """An earlier attempt at this run was interrupted; its checkpoints lie in `output_dir`, to resume from."""
+    replaying: bool = False
+    """Callbacks are called now for what that attempt did."""
     rollouts: RolloutEngine | None = None
     hooks: Hooks | None = None
     """Loop events: an algorithm that calls them gets callbacks and in-loop evaluation for free."""
+
+    @property
+    def retelling(self) -> bool:
+        """The earlier name of `replaying`."""
+        return self.replaying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +128,7 @@ class VerificationResult:
     """A verifier's judgement of one completion."""
 
     reward: float
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +180,7 @@ class Score:
     """One metric on one set of tasks, as far as it can be believed."""
 
     metric: str
-    value: float | None
+    value: float | None = None
     """None when the eval is invalid: everything errored, or the metric raised."""
     low: float | None = None
     high: float | None = None
@@ -143,8 +203,12 @@ class EvalResult:
     """The training step of the weights; None for the finished run."""
     stage: str | None = None
     """The stage of a continual chain after which this was measured."""
+    start: str = ""
+    """At step 0, the saved weights that the run starts from (`load_checkpoint_path`); empty for the base model."""
     on_training_rows: bool = False
     """The tasks are rows that the run trains on: the scores say what was memorised, not how new tasks are done."""
+    n_training_tasks: int = 0
+    """Tasks of the benchmark that appear in the rows that the run trains on, where that was looked for."""
     breakdown: dict[str, dict[str, list[Score]]] = field(default_factory=dict)
     """metadata key -> its value -> scores."""
     clusters: dict[str, str] = field(default_factory=dict)
@@ -154,6 +218,19 @@ class EvalResult:
     rollouts: list[Rollout] = field(default_factory=list)
     error: str | None = None
     seconds: float = 0.0
+
+    @property
+    def training_mark(self) -> str:
+        """`on training rows` or `3 tasks in training rows`, to stand beside every score; empty where neither holds."""
+        return training_mark(self.on_training_rows, self.n_training_tasks)
+
+
+def training_mark(on_training_rows: bool, n_training_tasks: int) -> str:
+    """How a score on tasks that the run trained on is marked."""
+    if on_training_rows:
+        return "on training rows"
+    s = "" if n_training_tasks == 1 else "s"
+    return f"{n_training_tasks:,} task{s} in training rows" if n_training_tasks else ""
 
 
 @runtime_checkable
@@ -193,18 +270,18 @@ class DataStore(Protocol):
     def read_jsonl(self, path: str) -> Iterable[Row]: ...
     def write_jsonl(self, path: str, rows: Iterable[Row]) -> None: ...
     def read_json(self, path: str) -> Any: ...
-    def write_json(self, path: str, value: Any) -> None: ...
+    def write_json(self, path: str, value: object) -> None: ...
     def exists(self, path: str) -> bool: ...
     def list(self, prefix: str = "") -> list[str]: ...
 
 
 @runtime_checkable
 class LogStore(Protocol):
-    """Where do numbers go while a run is going on?"""
+    """Where do a run's numbers go?"""
 
     def log_scalar(self, name: str, value: float, step: int) -> None: ...
     def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
-    def log_hyperparams(self, hparams: dict[str, Any]) -> None: ...
+    def log_hyperparams(self, hparams: dict[str, object]) -> None: ...
     def log_artifact(self, name: str, path: str) -> None: ...
     def close(self) -> None: ...
 
@@ -264,11 +341,14 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class Callback(Protocol):
-    """Who wants to know? Every hook is optional; one that raises is reported and the others go on.
+    """Who wants to know? Every hook is optional; one that raises is reported and the others are called.
 
     Order: on_experiment_start, then per run on_run_start, on_train_start, (on_step, on_eval, on_checkpoint)*,
     on_train_end, on_eval (final ones), on_run_end, and at last on_experiment_end. A run that a search pauses ends as
-    `pruned`; if it goes on, it starts again and hears of its steps again, as after an interruption.
+    `pruned`; if it is resumed, it starts again and its steps are replayed, as after an interruption.
+
+    A hook whose one parameter is called `event` gets an event object instead (`on_step(self, event: StepEvent)`), with
+    the arguments below as its fields.
 
     One that leaves runs as they are says so with a class attribute `only_watches = True`; any other counts as part of
     what a run is.
@@ -283,6 +363,61 @@ class Callback(Protocol):
     def on_train_end(self, ctx: RunContext, metrics: dict[str, float]) -> None: ...
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None: ...
     def on_experiment_end(self, results: list[RunResult]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """What all events of a run have."""
+
+    ctx: RunContext
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentStartEvent:
+    experiment: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunStartEvent(RunEvent):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStartEvent(RunEvent):
+    total_steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent(RunEvent):
+    step: int
+    """Counted from 1."""
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEvent(RunEvent):
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvalEvent(RunEvent):
+    result: EvalResult
+
+
+@dataclass(frozen=True, slots=True)
+class TrainEndEvent(RunEvent):
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEndEvent(RunEvent):
+    result: RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentEndEvent:
+    results: list[RunResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +470,7 @@ class Hooks(Protocol):
         ...
 
     async def train_end(self, metrics: dict[str, float]) -> None:
-        """Waits for the evaluations that are still going on."""
+        """Waits for the evaluations that have not ended."""
         ...
 
     def should_stop(self) -> str | None:
@@ -345,7 +480,7 @@ class Hooks(Protocol):
 
 @runtime_checkable
 class Snapshot(Protocol):
-    """Makes a sampler over the weights as they are now, when somebody needs one."""
+    """Makes a sampler over the weights as they are now, when one is needed."""
 
     def __call__(self) -> Awaitable[SamplingClient]: ...
 
@@ -356,17 +491,15 @@ class Renderer(Protocol):
 
     tokenizer: Tokenizer
 
-    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: list[Message]) -> list[int]:
         """Tokens up to where the assistant is to speak."""
         ...
 
-    def conversation(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    def conversation(self, messages: list[Message]) -> tuple[list[int], list[int]]:
         """Tokens of the whole chat and, per token, 1 where the assistant wrote it."""
         ...
 
-    def sequences(
-        self, messages: list[dict[str, Any]], *, last_only: bool = False
-    ) -> list[tuple[list[int], list[int]]]:
+    def sequences(self, messages: list[Message], *, last_only: bool = False) -> list[tuple[list[int], list[int]]]:
         """The same for each assistant turn (or the last) in the context it was written in: usually one sequence, more
         where the template shows earlier turns differently once later ones follow."""
         ...

@@ -5,12 +5,13 @@ key in logs and records, or the keys that the name means. The record, the checks
 `early_stopping`, hypotheses, searches and the history all make and resolve names here.
 
 A key is `<split>/<benchmark>/<metric>`, or `<split>/<metric>` where the benchmark is called like its split. A user may
-leave out the split, the benchmark or both, and may write `.` instead of `/`.
+leave out the split, the benchmark or both, and may write `.` instead of `/`. `<split>/*/<metric>` means all benchmarks
+of a split, and `train/<number>` a number that the algorithm reports of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -18,9 +19,14 @@ from typing import Literal
 from evsys_sdk.errors import EvsysError
 
 SPLITS = ("val", "eval", "test")
-"""In the order in which a name without a split prefers them: test scores only where there are no others."""
+"""In the order in which a metric alone prefers them: test scores only where there are no others."""
 
-Reading = Literal["key", "split and benchmark", "split", "benchmark", "metric", "number"]
+ALL = "*"
+"""Stands for every benchmark of a split."""
+TRAIN = "train"
+"""What a name begins with that means a number of the run and no score."""
+
+Reading = Literal["key", "split and benchmark", "all benchmarks", "split", "benchmark", "metric", "number"]
 """Which parts of a score's key a name gives; `number` is something that an algorithm reports of a run."""
 
 
@@ -71,16 +77,18 @@ def metric_of(key: str) -> str:
 class AmbiguousName(EvsysError):
     """A name that can mean different scores."""
 
-    def __init__(self, name: str, candidates: Iterable[Sequence[str]]):
-        self.keys = list(dict.fromkeys(key for keys in candidates for key in keys))
-        choices = list(dict.fromkeys(_in_words(keys) for keys in candidates))
-        super().__init__(
-            f"{name!r} is ambiguous: it can mean {', or '.join(choices)}; write the whole name of one score"
+    def __init__(self, name: str, keys: Iterable[str], *, has_mean: bool = True):
+        """`has_mean`: whether the mean over all benchmarks of a split may be written where this name was."""
+        self.keys = list(dict.fromkeys(keys))
+        scores = [score for key in self.keys if (score := parse_key(key)) is not None]
+        means = {score_key(score.split, ALL, score.metric) for score in scores}
+        mean = (
+            f", or {means.pop()} for the mean over the tasks of all of them"
+            if has_mean and len(scores) > 1 and len(means) == 1
+            else ""
         )
-
-
-def _in_words(keys: Sequence[str]) -> str:
-    return keys[0] if len(keys) == 1 else f"the mean of {', '.join(sorted(keys))}"
+        whole = "write the whole name of one score" if len(scores) == len(self.keys) else "write one of them"
+        super().__init__(f"{name!r} is ambiguous: it can mean {', or '.join(self.keys)}; {whole}{mean}")
 
 
 def readings_of(name: str, key: str) -> set[Reading]:
@@ -89,11 +97,12 @@ def readings_of(name: str, key: str) -> set[Reading]:
         return {"key"}
     score = parse_key(key)
     if score is None:
-        return {"number"} if key.endswith(f"/{name}") else set()
+        return {"number"} if key.endswith(f"/{name}") or name in _spellings((TRAIN, key)) else set()
     if not name.endswith(score.metric):
         return set()
     parts: dict[Reading, tuple[str, ...]] = {
         "split and benchmark": (score.split, score.benchmark, score.metric),
+        "all benchmarks": (score.split, ALL, score.metric),
         "split": (score.split, score.metric),
         "benchmark": (score.benchmark, score.metric),
         "metric": (score.metric,),
@@ -112,10 +121,10 @@ def _spellings(words: tuple[str, ...]) -> set[str]:
 def resolve(name: str, keys: Iterable[str]) -> list[str]:
     """The keys that `name` means; none if there is no such score.
 
-    Several keys are one metric on several benchmarks, which is the mean over all their tasks. A name without a split
-    means validation scores where there are any, then those of `run.eval`, then test scores. A name that can be read in
-    two ways with different outcomes is an AmbiguousName. A score comes before a number of the run that is called like
-    its metric (`tokens`): who lists a metric means it.
+    A metric alone means validation scores where there are any, then those of `run.eval`, then test scores. A name that
+    can mean several scores is an AmbiguousName, unless it is `<split>/*/<metric>`, the mean over the tasks of
+    all benchmarks of a split. A score comes before a number of the run or of a step that is called like its metric
+    (`tokens`): a metric that a benchmark lists is meant. That number is `train/tokens`.
     """
     known = list(dict.fromkeys(keys))
     if name in known and parse_key(name) is not None:
@@ -124,25 +133,37 @@ def resolve(name: str, keys: Iterable[str]) -> list[str]:
     for key in known:
         for reading in readings_of(name, key):
             found.setdefault(reading, []).append(key)
+    # `key` is here a number called exactly so: a score's key has returned above.
     numbers = found.pop("key", None) or found.pop("number", [])
     found.pop("number", None)
-    candidates = {tuple(_preferred(meant)): None for meant in found.values()}
-    if len(candidates) > 1:
-        raise AmbiguousName(name, sorted(candidates))
-    return list(next(iter(candidates), numbers))
+    together = found.pop("all benchmarks", [])
+    # Who names a benchmark but no split may mean the tasks of either; a metric alone is that of the validation scores.
+    chosen = (keys if reading == "benchmark" else _preferred(keys) for reading, keys in found.items())
+    meant = list(dict.fromkeys(key for keys in chosen for key in keys))
+    if len(meant) > 1:
+        raise AmbiguousName(name, [*meant, *(f"{TRAIN}/{number}" for number in numbers)])
+    return meant or together or numbers
 
 
 def resolve_one(name: str, keys: Iterable[str]) -> str | None:
     """The one key that `name` means, for what is decided by a single curve; None if there is no such score."""
-    found = resolve(name, keys)
+    try:
+        found = resolve(name, keys)
+    except AmbiguousName as exc:
+        raise AmbiguousName(name, exc.keys, has_mean=False) from None
     if len(found) > 1:
-        raise AmbiguousName(name, [[key] for key in found])
+        raise AmbiguousName(name, found, has_mean=False)
     return found[0] if found else None
 
 
 def _preferred(keys: list[str]) -> list[str]:
     chosen = ([key for key in keys if key.startswith(f"{split}/")] for split in SPLITS)
     return next((found for found in chosen if found), keys)
+
+
+def step_metric(name: str) -> str:
+    """The number of a step that a name means if it is no score: `train/tokens` and `train.tokens` are `tokens`."""
+    return name.removeprefix(f"{TRAIN}/").removeprefix(f"{TRAIN}.")
 
 
 def names_split(name: str, split: str) -> bool:
@@ -163,7 +184,7 @@ def is_test_score(key: str) -> bool:
 def metric_named(name: str, *, split: str, benchmark: str) -> list[str]:
     """What can be the metric in `name`, if it means a score of this benchmark: `val.pass_rate` -> `pass_rate`; the
     whole name first."""
-    prefixes = [_spellings(words) for words in ((split,), (benchmark,), (split, benchmark))]
+    prefixes = [_spellings(words) for words in ((split,), (benchmark,), (split, benchmark), (split, ALL))]
     starts = [f"{prefix}{mark}" for found in prefixes for prefix in sorted(found) for mark in "./"]
     rests = [name, *(name.removeprefix(start) for start in starts if name.startswith(start))]
     return [rest for rest in dict.fromkeys(rests) if rest and "/" not in rest]

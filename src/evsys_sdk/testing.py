@@ -6,6 +6,7 @@ imports this module.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -15,11 +16,13 @@ from typing import Any, Literal
 
 from evsys_sdk.backends.mock import MockBackend
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.data.stores import InMemoryDataStore
 from evsys_sdk.errors import BackendError, need, shorten
 from evsys_sdk.protocols import RunContext
-from evsys_sdk.surface import (
+from evsys_sdk.training.chat_data import chat_data
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import (
     AdamParams,
     Datum,
     LossCallable,
@@ -28,8 +31,6 @@ from evsys_sdk.surface import (
     SampleOutput,
     SamplingParams,
 )
-from evsys_sdk.training.chat_data import chat_data
-from evsys_sdk.training.render import ChatRenderer
 
 Reply = str | Exception | Sequence[str | Exception]
 """What to say; a sequence is gone through sample by sample, over and over; an exception is raised."""
@@ -96,7 +97,7 @@ class ScriptedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class RecordedCall:
     """Something that happened to a call of the training surface."""
 
     what: Literal["submitted", "awaited", "answered", "failed"]
@@ -104,7 +105,7 @@ class Event:
     """The method's name, such as `forward_backward`."""
     number: int
     """Which call it was, from 0; the same for all events of one call."""
-    args: tuple[Any, ...] = ()
+    args: tuple[object, ...] = ()
     """Positional then keyword arguments; only with `submitted`."""
 
 
@@ -113,7 +114,7 @@ class RecordingBackend:
     """Passes every call on to another backend, by default the mock, and writes down when it was made and awaited."""
 
     inner: Any = field(default_factory=MockBackend)
-    events: list[Event] = field(default_factory=list)
+    events: list[RecordedCall] = field(default_factory=list)
     seconds_inside: float = 0.0
     """Time spent in the other backend's calls."""
     _calls: int = 0
@@ -122,11 +123,11 @@ class RecordingBackend:
     def name(self) -> str:
         return str(self.inner.name)
 
-    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
+    def prepare(self, *, model: object, run_dir: Path) -> dict[str, object]:
         handles = self.inner.prepare(model=model, run_dir=run_dir)
         return {**handles, "service": _Recorded(handles["service"], self)}
 
-    def teardown(self, handles: dict[str, Any]) -> None:
+    def teardown(self, handles: dict[str, object]) -> None:
         self.inner.teardown(handles)
 
     def order(self, *calls: str) -> list[str]:
@@ -147,7 +148,7 @@ class MemoryLog:
 
     metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """(step, metrics), in order."""
-    hparams: dict[str, Any] = field(default_factory=dict)
+    hparams: dict[str, object] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
 
     def log_scalar(self, name: str, value: float, step: int) -> None:
@@ -156,7 +157,7 @@ class MemoryLog:
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         self.metrics.append((step, dict(metrics)))
 
-    def log_hyperparams(self, hparams: dict[str, Any]) -> None:
+    def log_hyperparams(self, hparams: dict[str, object]) -> None:
         self.hparams.update(hparams)
 
     def log_artifact(self, name: str, path: str) -> None:
@@ -265,6 +266,13 @@ async def _check_on_backend(
     first = await client.forward_backward_custom(data, loss_fn)
     norm = (await client.optim_step(AdamParams(learning_rate=0.0, beta1=0.0, beta2=0.0))).metrics["grad_norm"]
     loss = first.metrics["loss:sum"]
+    assert math.isfinite(loss), (
+        f"the loss is {loss}: look for log(0), 0/0 or an overflow of exp; logprobs are at most 0 and may be very low"
+    )
+    assert math.isfinite(norm), (
+        f"the loss is {loss:.3g}, but its gradient's norm is {norm}: look for sqrt, log or a division at 0, also in "
+        "the branch of torch.where that is not taken"
+    )
     assert norm > 0, "the gradient is zero: the loss does not depend on the logprobs it is given, or has no data"
     # With betas of 0 and an eps far above any gradient, AdamW is gradient descent at the rate learning_rate / eps.
     # The step is to change the loss by as much as 5e-4 more in every logprob would: small enough to be straight, and
@@ -325,7 +333,7 @@ def _loss_at(loss_fn: LossCallable, data: list[Datum], logprobs: list[Any]) -> f
 class _Recorded:
     """A service or client whose calls are written down; what it hands out is recorded too."""
 
-    def __init__(self, real: Any, book: RecordingBackend):
+    def __init__(self, real: object, book: RecordingBackend):
         self._real, self._book = real, book
 
     def __getattr__(self, name: str) -> Any:
@@ -334,22 +342,22 @@ class _Recorded:
             return value
         return lambda *args, **kwargs: self._call(name, value, args, kwargs)
 
-    def _call(self, name: str, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RecordedAnswer:
+    def _call(self, name: str, method: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> _RecordedAnswer:
         number, self._book._calls = self._book._calls, self._book._calls + 1
         every = (*args, *kwargs.values())
-        self._book.events.append(Event(what="submitted", call=name, number=number, args=every))
+        self._book.events.append(RecordedCall(what="submitted", call=name, number=number, args=every))
         answer = self._book.timed(lambda: method(*args, **kwargs))
         return _RecordedAnswer(answer, self._book, name, number)
 
 
 @dataclass(slots=True, eq=False)
 class _RecordedAnswer:
-    answer: Awaitable[Any]
+    answer: Awaitable[object]
     book: RecordingBackend
     call: str
     number: int
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[object, object, object]:
         self._note("awaited")
         began = time.perf_counter()
         try:
@@ -363,4 +371,4 @@ class _RecordedAnswer:
         return _Recorded(value, self.book) if self.call.startswith("create_") else value
 
     def _note(self, what: Literal["awaited", "answered", "failed"]) -> None:
-        self.book.events.append(Event(what=what, call=self.call, number=self.number))
+        self.book.events.append(RecordedCall(what=what, call=self.call, number=self.number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsys_sdk import ExperimentConfig, RunResult, registry
-from evsys_sdk.experiment import Experiment
+from evsys_sdk.experiment.experiment import Experiment
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"say {w}"}, {"role": "assistant", "content": w}]} for w in ("a", "b")

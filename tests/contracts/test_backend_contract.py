@@ -9,11 +9,12 @@ import pytest
 
 from evsys_sdk.algorithms.sft import SFT
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendUnavailable, EvsysError, MissingDependency
 from evsys_sdk.protocols import Backend
 from evsys_sdk.registry import backends
-from evsys_sdk.surface import (
+from evsys_sdk.testing import training_context
+from evsys_sdk.training_api import (
     AdamParams,
     Datum,
     ModelInput,
@@ -25,7 +26,6 @@ from evsys_sdk.surface import (
     TrainingService,
     text_of,
 )
-from evsys_sdk.testing import training_context
 
 MODELS = {"mock": "any-name"}
 """What to load where; backends that are not named here are asked for the model made on the spot."""
@@ -283,7 +283,7 @@ async def test_a_sampler_is_a_snapshot(service, client):
     assert await later.compute_logprobs(_imitate(service).model_input) != before
 
 
-async def test_state_with_optimiser_goes_on_as_if_it_had_not_stopped(service, client):
+async def test_state_with_optimiser_resumes_as_if_it_had_not_stopped(service, client):
     if not service.capabilities.resume:
         pytest.skip("this backend cannot resume")
     data = [_imitate(service)]

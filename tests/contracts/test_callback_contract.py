@@ -57,10 +57,6 @@ def test_the_hooks_are_those_of_the_protocol():
     assert all(callable(getattr(CallbackList(), hook)) for hook in HOOKS)
 
 
-def test_the_names_of_the_documents_are_closed_to_projects():
-    assert {name for name in BUILT_INS if not callbacks.entries[name].yields} == {"local_logger", "evsys_logger"}
-
-
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_callback_follows_arms_that_run_at_the_same_time(name, tmp_path):
     told = CallbackList([(name, build(name))])

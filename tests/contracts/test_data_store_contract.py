@@ -51,10 +51,6 @@ def store(request, tmp_path, monkeypatch):
     return data_stores.build(request.param, {})
 
 
-def test_the_reference_names_are_there_and_closed_to_projects():
-    assert {name for name in BUILT_INS if not data_stores.entries[name].yields} == {"local", "in_memory"}
-
-
 def test_rows_come_back_as_they_went_in(store):
     assert isinstance(store, DataStore)
     store.write_jsonl("a/rows.jsonl", iter(ROWS))

@@ -12,10 +12,10 @@ from evsys_sdk.eval.row_eval import score_rows
 from evsys_sdk.protocols import InferenceClient
 from evsys_sdk.registry import inference, list_inference, metrics, register_inference
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
 
 ROWS = [{"prompt": "Say yes", "answer": "yes"}, {"prompt": "Say no", "answer": "no"}]
-BUILT_INS = [name for name in list_inference() if inference.entries[name].origin == "evsys_sdk.inference.trained"]
+BUILT_INS = [name for name in list_inference() if inference.entries[name].origin == "evsys_sdk.inference.policy"]
 
 
 def client_of(name: str) -> InferenceClient:

@@ -54,11 +54,6 @@ def test_no_tasks_have_no_score(name):
     assert score.value is None and score.error == "no tasks"
 
 
-def test_only_the_names_of_the_reference_are_closed_to_projects():
-    closed = {name for name in BUILT_INS if not metrics.entries[name].yields}
-    assert closed == {"exact_match", "pass_at_k", "mean_reward", "toolkit_match"}
-
-
 def test_a_plain_class_over_rewards_is_a_metric():
     @register_metric("best_reward")
     class Best:

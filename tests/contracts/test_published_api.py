@@ -21,7 +21,7 @@ from evsys_sdk.data.stores import InMemoryDataStore
 from evsys_sdk.errors import DataError, EvsysError, WorkspaceError
 from evsys_sdk.eval.metrics import as_metric
 from evsys_sdk.eval.scoring import score_one
-from evsys_sdk.experiment import Experiment, RunOptions, run_experiment
+from evsys_sdk.experiment.experiment import Experiment, RunOptions, run_experiment
 from evsys_sdk.protocols import TaskScores
 from evsys_sdk.record.log_stores import JsonlLogStore, MultiplexLogStore
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
@@ -211,6 +211,24 @@ def test_cost_latency_and_tokens_are_metrics():
     assert {"cost", "latency", "tokens"} <= set(evsys_sdk.list_metrics())
 
 
+@pytest.mark.parametrize("name", ["cost", "latency", "tokens"])
+@pytest.mark.parametrize(("rollouts", "said"), [([], "no tasks"), ([[]], "task 0 has no rollouts")])
+def test_the_cost_of_nothing_is_invalid_and_says_why(name, rollouts, said):
+    with pytest.raises(EvsysError, match=f"invalid: .*{said}"):
+        evsys_sdk.get_metric(name)().compute(rollouts=rollouts)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [(("<answer>x</answer>",), {"expected": None}), ((), {"completion": "<answer>x</answer>", "expected": None}),
+     ((), {"model_output": "<answer>x</answer>", "expected": None, "params": {}}),
+     (("<answer>x</answer>", None), {"params": {"format": "answer"}}),
+     (("<answer>x</answer>", None), {"format": "answer"})],
+)  # fmt: skip
+def test_a_verifier_is_called_by_position_and_by_name(args, named):
+    assert evsys_sdk.get_verifier("format_only")(*args, **named) == 1.0
+
+
 # --- training
 
 
@@ -271,8 +289,8 @@ def test_metadata_is_a_mapping():
 def test_run_experiment_can_start_over_and_fork(tmp_path):
     first = run_experiment(config(tmp_path))[0]
     again = run_experiment(config(tmp_path))[0]
-    assert again.extras.get("finished_before") and first.metrics["final_loss"] == again.metrics["final_loss"]
-    assert not run_experiment(config(tmp_path), fresh=True)[0].extras.get("finished_before")
+    assert again.finished_before and first.metrics["final_loss"] == again.metrics["final_loss"]
+    assert not run_experiment(config(tmp_path), fresh=True)[0].finished_before
     changed = config(tmp_path, seed=7)
     with pytest.raises(EvsysError):
         run_experiment(changed)
@@ -312,6 +330,7 @@ def test_a_run_that_logs_no_number_says_which(tmp_path, registries_as_before, ca
         assert "metric 'mine' is nan at step 1" in capsys.readouterr().err
         record = json.loads((tmp_path / "out" / "r0" / "run_result.json").read_text())
         assert any("'final' is nan" in warning for warning in record["warnings"])
+        assert "metric 'mine' is nan at step 1" in record["warnings"], "also what is only logged"
 
 
 # --- workspace
@@ -333,7 +352,7 @@ def test_a_manifest_says_its_rows_and_its_transform_chain(tmp_path):
     chain = [{"kind": "first_n", "params": {"n": 1}}, "dedupe"]
     one = workspace.add(tmp_path / "a.jsonl", name="one", transforms=chain)
     other = workspace.add(tmp_path / "b.jsonl", name="other", transforms=reversed(chain))
-    data = json.loads(workspace.shelf("dataset").manifest_path(one.id).read_text())
+    data = json.loads(workspace.versions("dataset").manifest_path(one.id).read_text())
     assert data["n_rows"] == 2 and len(data["lineage"]["transforms_sha256"]) == 64
     assert one.lineage.transforms_sha256 == workspace.get("one").lineage.transforms_sha256
     assert one.lineage.transforms_sha256 != other.lineage.transforms_sha256

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 import evsys_sdk
 from evsys_sdk import _entry_points, registry
 from evsys_sdk.errors import ConfigError, DuplicateKind, UnknownKind
-from evsys_sdk.registry import REGISTRIES
+from evsys_sdk.registry import EXAMPLES, REGISTRIES
 
 KINDS = list(REGISTRIES)
 SHORT = {"inference_client": "inference"}
@@ -37,12 +37,16 @@ def copy_of_anything():
     return type("Anything", (), dict(vars(Anything)) | {"__qualname__": "test.<locals>.Anything"})
 
 
-@pytest.fixture(params=KINDS)
-def kind(request, monkeypatch):
+@pytest.fixture(autouse=True)
+def registries_as_before(monkeypatch):
     for one in REGISTRIES.values():
         one.names()  # everything is loaded before the copies are made
         monkeypatch.setattr(one, "entries", dict(one.entries))
         monkeypatch.setattr(one, "broken", dict(one.broken))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
     return request.param
 
 
@@ -84,13 +88,32 @@ def test_a_taken_name_is_refused_and_the_same_class_is_not(kind):
     assert REGISTRIES[kind].get("newcomer") is first
 
 
-def test_a_project_takes_a_yielding_name_before_and_after_the_built_in(kind):
-    ours, theirs = copy_of_anything(), copy_of_anything()
-    for order in ([(ours, True), (theirs, False)], [(theirs, False), (ours, True)]):
-        REGISTRIES[kind].entries.pop("shared", None)
-        for cls, yields in order:
-            REGISTRIES[kind].register("shared", yields=yields)(cls)
-        assert REGISTRIES[kind].get("shared") is theirs
+def test_no_built_in_gives_its_name_to_another_class(kind):
+    registry = REGISTRIES[kind]
+    family = ["pass@1", "pass@7", "pass^2"] if kind == "metric" else []
+    names = [name for name in registry.names() if registry.entries[name].origin.startswith("evsys_sdk.")]
+    for name in [*names, *family]:
+        if (kind, name) in EXAMPLES:
+            continue
+        before = registry.get(name)
+        with pytest.raises(DuplicateKind) as caught:
+            registry.register(name)(copy_of_anything())
+        told = str(caught.value)
+        assert f"{before.__module__}.{before.__qualname__}" in told and "Anything" in told
+        assert registry.get(name) is before
+
+
+def test_the_names_that_the_documents_register_are_the_projects_before_and_after_the_built_in():
+    assert {("transform", "dedupe"), ("metric", "pass@2")} == EXAMPLES
+    for kind, name in EXAMPLES:
+        registry, ours, theirs = REGISTRIES[kind], REGISTRIES[kind].get(name), copy_of_anything()
+        for order in ([ours, theirs], [theirs, ours]):
+            registry.entries.pop(name, None)
+            for cls in order:
+                registry.register(name)(cls)
+            assert registry.get(name) is theirs
+        with pytest.raises(DuplicateKind):
+            registry.register(name)(copy_of_anything())
 
 
 def test_bad_params_are_a_config_error_with_the_nearest_word(kind):
@@ -145,3 +168,15 @@ def test_every_built_in_says_what_it_is_and_has_a_schema(kind):
         target = REGISTRIES[kind].get(name)
         assert inspect.getdoc(target), f"{kind} {name} has no docstring"
         assert registry.schema_for(kind, name)["type"] == "object"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_of_a_built_in_says_what_it_is_for(kind):
+    unsaid = [
+        f"{name}.{setting}"
+        for name, entry in REGISTRIES[kind].entries.items()
+        if entry.origin.startswith("evsys_sdk")
+        for setting, about in registry.schema_for(kind, name).get("properties", {}).items()
+        if not about.get("description")
+    ]
+    assert unsaid == []

@@ -43,11 +43,6 @@ def registry_as_before(monkeypatch):
     monkeypatch.setattr(transforms, "entries", dict(transforms.entries))
 
 
-def test_only_the_names_of_the_reference_are_closed_to_projects():
-    closed = {name for name in BUILT_INS if not transforms.entries[name].yields}
-    assert closed == {"identity", "jsonl_to_chat"}
-
-
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_rows_become_a_list_of_rows_and_the_given_ones_stay_as_they_were(name):
     given = copy.deepcopy(ROWS)

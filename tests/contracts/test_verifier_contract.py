@@ -54,19 +54,6 @@ def test_a_built_in_closes_its_settings(name):
         run_verifier(name, "yes", EXPECTED.get(name), {**PARAMS.get(name, {}), "no_such_setting": 1})
 
 
-def test_only_the_names_of_the_reference_are_closed_to_projects():
-    assert {name for name in BUILT_INS if not verifiers.entries[name].yields} == {"format_only"}
-
-
-def test_a_projects_verifier_takes_the_place_of_a_built_in_that_yields():
-    @register_verifier("exact_match")
-    def exact_match(model_output, expected, params):
-        return 0.125
-
-    assert get_verifier("exact_match").target is exact_match
-    assert run_verifier("exact_match", "yes", "yes", {}) == 0.125
-
-
 def test_a_plain_class_without_a_base_is_a_verifier():
     @register_verifier("plain_verifier")
     class Plain:

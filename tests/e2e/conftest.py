@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import cycle
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import yaml
+
+
+def _load(path: Path) -> Any:
+    """A module of the tests' own: with `--import-mode=importlib` their folders are on no path."""
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fork_server = _load(Path(__file__).parents[1] / "fork_server.py")
 
 MINIMAL = """
 version: 1
@@ -42,8 +56,10 @@ run:
 class Project:
     """A folder with training rows in which configs are written and run."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, servers: Iterator[fork_server.ForkServer]):
         self.root = root
+        self.servers = servers
+        self.cold = False
         (root / "data").mkdir()
         rows = [
             {"prompt": f"say {word}", "completion": word} for word in ("red", "green", "blue", "black", "white", "grey")
@@ -79,24 +95,39 @@ class Project:
         path.write_text(yaml.safe_dump({key: value for key, value in data.items() if value is not None}))
         return path
 
-    def evsys(self, *arguments: str | Path, check: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "evsys_sdk.cli.main", *map(str, arguments)],
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=check,
-            env={**os.environ, **environ},
-        )
+    def evsys(
+        self, *arguments: str | Path, check: bool = False, cold: bool = False, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; `cold` starts an interpreter for it."""
+        process = self.start(*arguments, cold=cold, **environ)
+        try:
+            out, err = process.communicate(timeout=300)
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        assert process.returncode is not None
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        if check:
+            done.check_returncode()
+        return done
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str | Path, cold: bool = False, signal_at: tuple[Path, int, int] | None = None, **environ: str
+    ) -> subprocess.Popen[str] | fork_server.ForkedProcess:
+        """Start a command. With `signal_at` (file, lines, signal) it sends itself the signal at so many lines."""
+        words, env = [str(argument) for argument in arguments], {**os.environ, **environ}
+        server = None if cold or self.cold else next(self.servers)
+        if server is not None and fork_server.variables_read_at_import(env) == server.variables:
+            return server.fork(words, cwd=self.root, environ=env, signal_at=signal_at)
+        assert signal_at is None, "only a forked process can send itself a signal"
         return subprocess.Popen(
-            [sys.executable, "-m", "evsys_sdk.cli.main", *map(str, arguments)],
+            [sys.executable, "-m", "evsys_sdk.cli.main", *words],
             cwd=self.root,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=env,
         )
 
     def record(self, run: str = "r0", output_dir: str = "outputs") -> dict[str, Any]:
@@ -108,10 +139,38 @@ class Project:
         return [json.loads(line) for line in lines]
 
 
+@pytest.fixture(scope="session")
+def fork_servers() -> Iterator[Iterator[fork_server.ForkServer]]:
+    """Two in turns, which order sets differently: a run that is resumed must not depend on that order."""
+    servers = [fork_server.ForkServer(fork_server.PLOTS, hash_seed=seed) for seed in (1, 2)]
+    yield cycle(servers)
+    for server in servers:
+        server.close()
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_servers: Iterator[fork_server.ForkServer]) -> Project:
     monkeypatch.chdir(tmp_path)
-    return Project(tmp_path)
+    return Project(tmp_path, fork_servers)
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Sends this process Ctrl-C and returns when the experiment in it has noticed, on whichever thread."""
+    from evsys_sdk.experiment import experiment
+
+    flags, make = [], experiment.StopFlag
+
+    def noted() -> Any:
+        flags.append(make())
+        return flags[-1]
+
+    def send() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert flags[-1].event.wait(300)
+
+    monkeypatch.setattr(experiment, "StopFlag", noted)
+    return send
 
 
 @pytest.fixture
@@ -134,10 +193,5 @@ def minimal_run() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def record_tree() -> Callable[[Path], dict[str, Any]]:
     """Every record below a folder, by its path, without clock readings."""
-    place = Path(__file__).with_name("record_trees.py")
-    spec = spec_from_file_location("record_trees", place)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[Path], dict[str, Any]] = module.record_tree
+    found: Callable[[Path], dict[str, Any]] = _load(Path(__file__).with_name("record_trees.py")).record_tree
     return found

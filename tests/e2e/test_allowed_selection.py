@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-ADMITTED = "only tasks that nobody has looked at can say how good what was chosen is."
+ADMITTED = "only tasks that have not been looked at can say how good what was chosen is."
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ BROKEN = {
     "unknown benchmark metric": ("[pass@1]", "[pas@1]", 16, ["metadata.benchmark[0].metrics[0]", "pas@1"]),
     "benchmark that is not there": ("path: bench", "path: bnch", 14, ["metadata.benchmark[0].path", "no benchmark at 'bnch'"]),
     "training file that is not there": ("data/train.jsonl", "data/trian.jsonl", 22, ["run.data.path", "trian.jsonl", "closest"]),
-    "unknown source": ("source_kind: jsonl", "source_kind: xml", 21, ["run.data.source_kind", "must be one of jsonl, json"]),
+    "unknown source": ("source_kind: jsonl", "source_kind: xml", 21, ["run.data.source_kind", "'xml' is not", "known: csv, hf_dataset, in_memory, json, jsonl, parquet"]),
     "no source": ("    path: data/train.jsonl\n", "", 20, ["run.data", "needs `path`"]),
     "missing model": ("  model: { name: table-model }\n", "", 17, ["run.model", "is missing"]),
     "no run at all": (GOOD[GOOD.index("run:") :], "", 1, ["exactly one of run, runs, matrix", "found none"]),

@@ -31,7 +31,7 @@ def _steps(project, run):
     return [row["step"] for row in rows if "loss" in row]
 
 
-def test_steps_end_with_the_budget_and_a_larger_one_goes_on(project, sweep):
+def test_steps_end_with_the_budget_and_a_larger_one_resumes(project, sweep):
     code, summary, _ = _run(project, sweep({"steps": 13}))
     assert code == 2
     assert [len(_steps(project, run)) for run in ("first", "second", "third")] == [10, 3, 0]
@@ -67,6 +67,17 @@ def test_every_limit_stops_with_a_record(project, sweep, budget, completed, erro
     assert summary["budget"]["limits"] == budget
 
 
+def test_the_tokens_of_every_phase_count(project, minimal_run):
+    phase = {"algorithm": {"kind": "sft", "params": {"max_steps": 10, "batch_size": 4}}}
+    run = minimal_run(algorithm={"kind": "combo", "params": {"phases": [phase, phase]}})
+    whole = _run(project, project.config(run=run, output_dir="whole", budget={"tokens": 10**6}))[1]["budget"]["spent"]
+    rows = project.metrics(folder="whole")
+    assert whole["tokens"] == sum(value for row in rows for name, value in row.items() if name.endswith("/tokens")) > 0
+    cut = project.config(run=run, output_dir="cut", budget={"tokens": whole["tokens"] // 2})
+    code, summary, _ = _run(project, cut)
+    assert code == 2 and f"of {whole['tokens'] // 2} tokens" in summary["runs"][0]["error"]
+
+
 @pytest.mark.parametrize(
     ("budget", "spent"), [({"steps": 13, "tokens": 10**9}, "13 of 13 steps"), ({"trials": 1}, "1 of 1 trials")]
 )
@@ -97,7 +108,7 @@ def test_the_seconds_of_all_processes_count(project, sweep):
 LATE = """
 import time
 from evsys_sdk.registry import register_launcher
-from evsys_sdk.running.launchers import LocalLauncher
+from evsys_sdk.experiment.launchers import LocalLauncher
 
 @register_launcher("late_first")
 class LateFirst(LocalLauncher):

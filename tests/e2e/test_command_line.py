@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from evsys_sdk.record.run_dir import hold
+from evsys_sdk.record.layout import hold
 
 
 def test_json_on_stdout_is_only_json(project):
@@ -46,7 +46,7 @@ def test_a_terminal_gets_a_live_table(project):
         if not chunk:
             break
         shown += chunk
-    out = process.communicate(timeout=60)[0].decode()
+    out = process.communicate(timeout=300)[0].decode()
     assert process.returncode == 0
     text = shown.decode(errors="replace")
     assert "\x1b[" in text and "12 of 12" in text and "r0" in text
@@ -68,9 +68,12 @@ def test_set_overrides_the_file(project):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run"], "path"),
-        (["rum"], "invalid choice: 'rum'"),
-        (["run", "config.yaml", "--steps", "0"], "whole number above 0"),
+        (["run"], "evsys run: Missing argument 'PATH'"),
+        (["rum"], "evsys: 'rum' is not a command; closest: run"),
+        (["run", "config.yaml", "--stps", "3"], "evsys run: '--stps' is not an option; closest: --steps"),
+        (["run", "config.yaml", "--output", "--dry"], "--output needs a value"),
+        (["data", "ad"], "evsys data: 'ad' is not a command; closest: add"),
+        (["run", "config.yaml", "--steps", "0"], "--steps is 0; give a whole number of at least 1"),
         (["run", "nowhere.yaml"], "no such file"),
         (["run", "config.yaml", "--set", "run.seed"], "--set takes key=value"),
         (["schema", "algorithm", "sfd"], "'sfd' is not an algorithm; closest: sft"),
@@ -118,7 +121,7 @@ def _refusal(done):
         (["show", "nope"], "there is no experiment 'nope'"),
         (["data", "show", "nope"], "nope"),
         (["run", "config.yaml", "--set", "run.seed"], "--set takes key=value"),
-        (["run", "config.yaml", "--steps", "0"], "whole number above 0"),
+        (["run", "config.yaml", "--steps", "0"], "--steps is 0; give a whole number of at least 1"),
         (["status", "--nonsense"], "--nonsense"),
     ],
 )
@@ -202,7 +205,7 @@ def test_nothing_is_unread_in_a_config_that_uses_all_it_says(project, minimal_ru
 
 def test_list_and_schema_answer(project):
     listed = json.loads(project.evsys("list", "--json", check=True).stdout)
-    assert "sft" in listed["algorithms"] and "mock" in listed["backends"] and len(listed) == 12
+    assert "sft" in listed["algorithms"] and "mock" in listed["backends"] and len(listed) == 13
     for kind in (
         "algorithm",
         "backend",

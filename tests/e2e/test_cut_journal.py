@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 
 import pytest
 
-from evsys_sdk.experiment import Experiment
+from evsys_sdk.experiment.experiment import Experiment
 
 PARTS = [0, 2, 5, *range(10, 100, 8), 97, 99, 100]
 """Of the write-ahead log, in percent, that are left."""
@@ -78,7 +79,10 @@ def test_a_run_whose_journal_was_cut_ends_as_if_nothing_had_happened(
         assert found.keys() == whole.keys(), part
         for name, records in whole.items():
             assert found[name] == records, f"{part} %: {name}"
-        again += "the journal lost what happened after step" in capfd.readouterr().err
+        err = capfd.readouterr().err
+        again += "the journal lost what happened after step" in err
+        is_said = re.search("Resuming .* from step|lost what happened after step|again from step 0|begins anew", err)
+        assert is_said, f"{part} %: a run that does not resume says so"
         shutil.rmtree(copy)
     assert again >= 3, "some cuts took steps away that a checkpoint rests on"
 
@@ -96,3 +100,37 @@ def test_the_journal_is_durable_before_a_checkpoint_is_complete(project, minimal
     run = minimal_run(algorithm__params={"max_steps": 4, "save_every": 2, "batch_size": 4}, eval={"enabled": False})
     Experiment.from_yaml(project.config(run=run)).run()
     assert synced == [[(2, False)], [(2, True), (4, False)]]
+
+
+@pytest.mark.parametrize("lost", ["journal", "log", "head of the log"])
+def test_a_run_whose_journal_is_gone_says_that_it_starts_again(project, minimal_run, lost, record_tree):
+    """The checkpoint has the weights; the metrics and scores of the steps before it are nowhere else."""
+    (project.root / "deadly.py").write_text(DEADLY)
+    run = minimal_run(algorithm=SFT, eval={"enabled": False})
+
+    def config(folder):
+        about = {"imports": ["deadly"], "callbacks": [{"kind": "deadly"}], "output_dir": f"./{folder}/out"}
+        return project.config(run=run, name=f"{folder}.yaml", **about)
+
+    project.evsys("run", config("whole"), check=True)
+    (project.root / "die").write_text("")
+    assert project.evsys("run", config("killed")).returncode == -signal.SIGKILL
+    journal = project.root / "killed/out/hello_sft.journal.sqlite"
+    log = journal.with_name(journal.name + "-wal")
+    if lost == "journal":
+        for path in journal.parent.glob(journal.name + "*"):
+            path.unlink()
+    elif lost == "log":
+        log.unlink()
+    else:
+        with open(log, "r+b") as handle:
+            handle.truncate(log.stat().st_size * 4 // 100)
+    err = project.evsys("run", config("killed"), check=True).stderr
+    assert "starts again from step 0: killed/out/r0/checkpoints.json lists a checkpoint of step 15, but the" in err
+    assert "the journal killed/out/hello_sft.journal.sqlite has lost the steps" in err
+    assert "The earlier files are kept in" in err
+    assert [row["step"] for row in project.metrics(folder="killed/out")] == [
+        row["step"] for row in project.metrics(folder="whole/out")
+    ]
+    err = project.evsys("run", config("killed"), "--fresh", check=True).stderr
+    assert "starts again" not in err, "who asks for a fresh start is not warned of it"

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 
 import pytest
 
-from evsys_sdk.experiment import Experiment, RunOptions
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
 
 
 class StopOnce:
     """Sends the process a signal after step 2 of the first run it sees."""
 
-    def __init__(self):
-        self.done = False
+    def __init__(self, interrupt):
+        self.interrupt, self.done = interrupt, False
 
     def on_step(self, ctx, step, metrics):
         if step == 2 and not self.done:
             self.done = True
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
+            self.interrupt()
 
 
 @pytest.fixture
@@ -53,8 +49,8 @@ def _ids(sent, ending):
     return [line["body"]["id"] for line in sent if line["method"] == "POST" and line["path"].endswith(ending)]
 
 
-def test_one_experiment_whether_it_is_stopped_resumed_run_again_or_started_over(project, launch):
-    stop = StopOnce()
+def test_one_experiment_whether_it_is_stopped_resumed_run_again_or_started_over(project, launch, interrupt):
+    stop = StopOnce(interrupt)
     assert not launch(stop).completed
     result = launch(stop)
     assert result.completed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evsys_sdk.experiment import Experiment
+from evsys_sdk.experiment.experiment import Experiment
 from evsys_sdk.registry import agents, verifiers
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_a_quick_example_runs_whole(copied, example, name):
         pytest.importorskip("harbor", reason="needs the extra harbor")
     result = Experiment.from_yaml(f"examples/{example}/{name}").run()
     assert result.completed and not result.unread_settings, [run.error for run in result.runs]
-    assert all(found.error is None for run in result.runs for found in run.extras["evals"])
+    assert all(found.error is None for run in result.runs for found in run.evals)
 
 
 def test_the_examples_on_real_weights_run_on_mock_in_the_order_of_their_readmes(copied):
@@ -71,7 +71,7 @@ def test_the_examples_on_real_weights_run_on_mock_in_the_order_of_their_readmes(
         assert "kind: mock }" in path.read_text()
         result = Experiment.from_yaml(f"examples/{example}/{name}").run()
         assert result.completed, [(run.run_id, run.error) for run in result.runs]
-        assert all(found.error is None for run in result.runs for found in run.extras["evals"])
+        assert all(found.error is None for run in result.runs for found in run.evals)
     start = json.loads((copied / ".evsys/outputs/proof_sdft/prepare/follow/run_result.json").read_text())
     weights = Path(start["artifacts"]["final_checkpoint"]).name
     journal = (copied / ".evsys/outputs/proof_sdft/two_stages/proof_sdft.journal.sqlite").read_bytes()

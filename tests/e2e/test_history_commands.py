@@ -92,7 +92,7 @@ def test_a_killed_experiment_is_running_and_then_interrupted(project):
 
 
 def _wait_for(project):
-    for _ in range(120):
+    for _ in range(1200):
         if told(project, "history")["experiments"] and told(project, "show", "hello_sft")["progress"]:
             return told(project, "history")["experiments"][0]
         time.sleep(0.1)
@@ -119,7 +119,7 @@ def test_a_workspace_that_cannot_be_written_fails_no_run(project):
         (["history", "--status", "done"], "'done' is not a status"),
         (["history", "--dir", "nowhere"], "--dir nowhere is not a folder"),
         (["context", "--tokens", "50"], "--tokens must be at least 400"),
-        (["invalidate", "x"], "one of the arguments --why --undo is required"),
+        (["invalidate", "x"], "one of --why TEXT and --undo is needed"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_exit_code_1(project, arguments, message):

@@ -21,7 +21,7 @@ def _killed_until_done(project, path, chance: random.Random, kills: int, longest
         while time.monotonic() < end and process.poll() is None:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         if process.returncode == 0:
             return used
         assert process.returncode == -signal.SIGKILL, "a run that is taken up again must not fail"

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from evsys_sdk.cli.main import main
-from evsys_sdk.experiment import Experiment
-from evsys_sdk.record.digest import digest_of
-from evsys_sdk.record.history import read_history
+from evsys_sdk.experiment.experiment import Experiment
+from evsys_sdk.history.digest import digest_of
+from evsys_sdk.history.history import read_history
 from evsys_sdk.record.journal import EXPERIMENT
-from evsys_sdk.record.run_dir import hold
-from evsys_sdk.record.stored import StoredJournal
+from evsys_sdk.record.layout import hold
+from evsys_sdk.record.rollouts import StoredJournal
 
 WORDS = [f"{first}{second}" for first in ("ba", "de", "fi", "go", "ku", "la") for second in "bdfgl"]
 PREDICTION = {"claim": "more rows", "prediction": {"arm": "all", "vs": "half"}, "confidence": 0.9}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from evsys_sdk.experiment import Experiment, RunOptions
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
 
 TASKS = [
     "Which of the two boats in the harbour was painted first this spring, and why?",
@@ -55,7 +55,8 @@ def test_a_copied_task_is_in_the_record_the_output_and_the_conclusion(project, b
     done = run(project, project.config(metadata=bench))
     text = "2 of 3 test/harbour tasks appear in 2 of 6 training rows (1 verbatim, 1 with other numbers; first: task "
     assert f"leakage: {text}" in done.stderr, "said before anything is trained"
-    assert f"warning: leakage: {text}" in done.stdout
+    assert done.stdout.count(text) == 1, "in the conclusion, and not once per run besides"
+    assert f"leakage: {text}" in done.stderr
     assert f"Leakage: {text}" in done.stdout
     found = record(project)
     assert [(audit["benchmark"], audit["place"], audit["tasks"]) for audit in found["leakage"]] == [
@@ -160,7 +161,7 @@ def test_the_phases_of_a_combo_are_compared_before_the_first_trains(project, ben
 def test_arms_and_seeds_on_the_same_rows_are_compared_once(project, bench):
     leak(project, TASKS[0])
     done = run(project, project.config(metadata=bench, n_repeats=3, max_concurrent_arms=3))
-    assert done.stderr.count("WARNING evsys_sdk.running.leakage") == 1
+    assert done.stderr.count("WARNING evsys_sdk.contamination.audit") == 1
     assert all(record(project, f"r0__s{seed}")["leakage"][0]["tasks"] == 1 for seed in (42, 43, 44))
     assert done.stdout.count("Leakage: 1 of 3 ") == 1
 
@@ -171,7 +172,9 @@ def test_validate_deep_warns_where_the_rows_are_at_hand(project, bench):
     done = project.evsys("validate", "--deep", path)
     assert done.returncode == 0 and "leakage: 1 of 3 test/harbour tasks appears" in done.stderr
     told = json.loads(project.evsys("validate", "--deep", "--json", path).stdout)
-    assert [(one["path"], "leakage" in one["message"]) for one in told["warnings"]] == [("run.data", True)]
+    # The first is about the config of all these tests: the mock reads no renderer_name.
+    expected = [("run.model.renderer_name", False), ("run.data", True)]
+    assert [(one["path"], "leakage" in one["message"]) for one in told["warnings"]] == expected
     assert "leakage" in project.evsys("validate", path).stderr, "deep is the default"
     assert "leakage" not in project.evsys("validate", "--shallow", path).stderr
 
@@ -221,7 +224,7 @@ def test_the_benchmark_is_read_anew_when_an_experiment_is_run_again(project, ben
     tasks = [{"task_id": str(n), "instruction": text, "verifier": plan} for n, text in enumerate([*TASKS, "say red"])]
     project.write_rows("bench/tasks.jsonl", tasks)
     result = experiment.run(RunOptions(max_steps=1, fresh=True))
-    assert [audit["n_tasks"] for audit in result.runs[0].extras["leakage"]] == [4]
+    assert [audit["n_tasks"] for audit in result.runs[0].leakage] == [4]
 
 
 def test_rows_from_the_template_of_the_tasks_are_spoken_of_but_are_no_leak(project):

@@ -7,8 +7,10 @@ import json
 import pytest
 import yaml
 
-from evsys_sdk.experiment import Experiment, RunOptions
-from evsys_sdk.running.outcome import record_path
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
+from evsys_sdk.experiment.outcome import record_path
+from evsys_sdk.history.history import read_history
+from evsys_sdk.history.leaderboard import looks_of
 
 WORDS = [f"{first}{second}" for first in ("ba", "de", "fi", "go") for second in "bdfgl"]
 
@@ -29,12 +31,23 @@ def ask(project):
         return {"name": name, "data": data, "model": {"name": "table"}, "backend": backend,
                 "algorithm": {"kind": "sft", "params": params}}  # fmt: skip
 
-    def run(name="asked", *, repeats=2, base_seed=1, **options):
-        entry = {"name": "words", "path": "bench", "split": "val", "temperature": 0}
+    def run(
+        name="asked",
+        *,
+        repeats=2,
+        base_seed=1,
+        out="out",
+        bench="words",
+        path="bench",
+        rates=(0.002, 0.004),
+        metric="val.pass@1",
+        **options,
+    ):
+        entry = {"name": bench, "path": path, "split": "val", "temperature": 0}
         settings = {
-            "version": 1, "name": name, "output_dir": "out", "n_repeats": repeats, "base_seed": base_seed,
-            "leakage": "off", "runs": [arm("slow", 0.002), arm("quick", 0.004)],
-            "metadata": {"success_metric": "val.pass@1", "benchmark": [entry]},
+            "version": 1, "name": name, "output_dir": out, "n_repeats": repeats, "base_seed": base_seed,
+            "leakage": "off", "runs": [arm("slow", rates[0]), arm("quick", rates[1])],
+            "metadata": {"success_metric": metric, "benchmark": [entry]},
         }  # fmt: skip
         path = project.root / f"{name}.yaml"
         path.write_text(yaml.safe_dump(settings))
@@ -65,12 +78,77 @@ def test_runs_taken_over_into_an_experiment_of_another_name_are_a_further_look(a
 
 
 def test_attempts_with_other_seeds_that_fresh_set_aside_are_counted(ask):
-    first = ask(base_seed=1)
+    ask(base_seed=1)
     same = ask(base_seed=1, fresh=True)
-    assert same["looks"] == {"count": 1, "before": [], "set_aside": 1, "rerolls": 0}, "the mock backend repeats exactly"
-    seeds = iter(range(11, 99, 10))
-    other = ask(base_seed=next(seeds), fresh=True)
-    while other["arms"] == first["arms"]:  # by chance two seeds may score alike
-        other = ask(base_seed=next(seeds), fresh=True)
-    assert other["looks"]["rerolls"] == 1 and other["looks"]["count"] == 2
-    assert "1 attempt with other scores set aside by --fresh" in other["conclusion"]
+    told = {key: same["looks"][key] for key in ("count", "before", "set_aside", "rerolls")}
+    assert told == {"count": 1, "before": [], "set_aside": 1, "rerolls": 0}, "the mock backend repeats exactly"
+    other = ask(base_seed=11, fresh=True)
+    assert other["looks"]["rerolls"] == 1 and other["looks"]["count"] == 2, "also where other seeds score alike"
+    assert "1 attempt with other seeds or scores set aside by --fresh" in other["conclusion"]
+
+
+def test_other_seeds_that_score_alike_are_a_further_look(ask):
+    """At this learning rate nothing is learned, and every seed has the same scores."""
+    first = ask("one", rates=(1e-9, 2e-9), base_seed=1)
+    second, third = (ask(name, rates=(1e-9, 2e-9), base_seed=seed) for name, seed in (("two", 20), ("three", 30)))
+    assert first["arms"][0]["scores"] == second["arms"][0]["scores"] == third["arms"][0]["scores"]
+    assert [found["looks"]["count"] for found in (first, second, third)] == [1, 2, 3]
+
+
+def test_another_metric_is_another_question(ask):
+    ask("loss", metric="final_loss")
+    assert ask("passes", base_seed=50)["looks"]["count"] == 1
+    assert ask("loss_again", metric="final_loss", base_seed=70)["looks"]["before"][0].startswith("loss (")
+
+
+def test_a_space_at_the_end_of_every_instruction_makes_no_new_tasks(ask, project):
+    ask("first")
+    rows = [json.loads(line) for line in (project.root / "bench/tasks.jsonl").read_text().splitlines()]
+    project.write_rows("spaced/tasks.jsonl", [{**row, "instruction": f"{row['instruction']} "} for row in rows])
+    assert ask("second", path="spaced", base_seed=50)["looks"]["count"] == 2
+
+
+def until_other_scores(ask, known, **asked):
+    """A run whose scores are not among the known ones: by chance two seeds may score alike on twenty tasks."""
+    for seed in range(100, 900, 10):
+        found = ask(base_seed=seed, **asked, fresh=True)
+        if found["arms"] not in known:
+            known.append(found["arms"])
+            return found
+    raise AssertionError("every seed scores alike")
+
+
+def test_the_same_question_is_counted_under_other_names_in_other_folders_and_on_copied_tasks(ask, project):
+    known = [ask("first")["arms"]]
+    other = until_other_scores(ask, known, name="other_name")
+    assert [one.split(" ")[0] for one in other["looks"]["before"]] == ["first"] and other["verdict"]["looks"] >= 2
+    rows = [json.loads(line) for line in (project.root / "bench/tasks.jsonl").read_text().splitlines()]
+    renamed = [{**row, "task_id": f"t{n}", "metadata": {"n": n}} for n, row in enumerate(reversed(rows))]
+    project.write_rows("elsewhere/copy.jsonl", renamed)
+    third = until_other_scores(ask, known, name="first", out="out2", bench="copied", path="elsewhere/copy.jsonl")
+    names = [one.split(" ")[0] for one in third["looks"]["before"]]
+    assert names[:2] == ["first", "other_name"], "whatever the tasks and the folder are called"
+    again = ask("first")
+    assert again["looks"]["before"] == [], "what came after it took no part in it"
+    assert ask("first")["looks"]["before"] == []
+
+
+def test_other_arms_or_other_tasks_are_another_question(ask, project):
+    ask("first")
+    assert ask("arms", rates=(0.001, 0.008), base_seed=50)["looks"]["before"] == []
+    verifier = {"kind": "in_process", "fn_name": "exact_match"}
+    project.write_rows(
+        "new/tasks.jsonl",
+        [{"task_id": w, "instruction": f"write {w}", "verifier": {**verifier, "expected": w}} for w in WORDS],
+    )
+    assert ask("tasks", path="new", base_seed=70)["looks"]["before"] == []
+
+
+def test_the_history_counts_attempts_and_experiments_of_one_name_in_several_folders(ask, project):
+    known = [ask()["arms"]]
+    until_other_scores(ask, known)
+    until_other_scores(ask, known, out="out2")
+    [looks] = looks_of(read_history(None, [project.root]).entries)
+    assert len(looks.experiments) == 2 and looks.n_attempts >= 1
+    assert looks.n_arms == 2 * (2 + looks.n_attempts)
+    assert f"{looks.n_arms} arms of 2 experiments and " in str(looks) and "set aside by --fresh" in str(looks)

@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from evsys_sdk.config.document import Document
-from evsys_sdk.config.files import parse_config
-from evsys_sdk.experiment import Experiment, RunOptions
+from evsys_sdk.config.load import parse_config
+from evsys_sdk.config.yaml_io import Document
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
 from evsys_sdk.record.callbacks import EarlyStopping
 from evsys_sdk.registry import verifiers
 
 WORDS = ("red", "green", "blue", "black")
 STEPS = 6
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 300
 """For a world in which training waits, so that the test fails and does not hang."""
 
 
@@ -54,7 +54,7 @@ def watch(monkeypatch):
     return watch
 
 
-def experiment(tmp_path, name, *, fn_name, steps=STEPS, **entry):
+def experiment(tmp_path, name, *, fn_name, steps=STEPS, entries=None, **entry):
     (tmp_path / "suite").mkdir(exist_ok=True)
     tasks = [{"task_id": w, "instruction": f"say {w}", "verifier": {"fn_name": fn_name, "expected": w}} for w in WORDS]
     (tmp_path / "suite" / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
@@ -63,7 +63,7 @@ def experiment(tmp_path, name, *, fn_name, steps=STEPS, **entry):
     data = {
         "name": name,
         "output_dir": str(tmp_path / name),
-        "metadata": {"benchmark": [suite]},
+        "metadata": {"benchmark": entries or [suite]},
         "run": {
             "name": "arm",
             "data": {"source_kind": "in_memory", "rows": rows, "transforms": [{"kind": "jsonl_to_chat"}]},
@@ -75,24 +75,61 @@ def experiment(tmp_path, name, *, fn_name, steps=STEPS, **entry):
     return Experiment(parse_config(Document(label="config", data=data), folder=tmp_path))
 
 
-def test_training_goes_on_while_snapshots_are_scored_and_ends_when_all_are(tmp_path, watch):
+def test_training_continues_while_snapshots_are_scored_and_ends_when_all_are(tmp_path, watch):
     result = experiment(tmp_path, "x", fn_name="slow", run_every=2).run(RunOptions(watchers=[watch]))
     # No grader lets go before the last step is done: every step came before any score.
     assert watch.events[:STEPS] == [("step", step) for step in range(1, STEPS + 1)]
     assert sorted(watch.events[STEPS:]) == [("eval", 2), ("eval", 4), ("eval", 6)]
     (run,) = result.runs
     assert run.status == "completed"
-    assert [(found.step, found.error, found.scores[0].n_errors) for found in run.extras["evals"]] == [
-        (step, None, 0) for _, step in watch.events[STEPS:]
+    # Which of the three is done first is chance; the record has them in the order of their steps.
+    scored = [(one.step, one.error, one.scores[0].n_errors) for one in run.evals]
+    assert scored == [(2, None, 0), (4, None, 0), (6, None, 0)]
+
+
+def test_the_record_has_evaluations_in_the_order_of_their_steps_however_they_end(tmp_path, watch):
+    scored = threading.Event()
+
+    class Release:
+        def on_eval(self, ctx, result):
+            watch.events.append(("eval", result.step))
+            scored.set()
+
+    @verifiers.register("after_the_other")
+    class AfterTheOther:
+        async def verify(self, *, prompt, completion, target):
+            for _ in range(PATIENCE_SECONDS * 100):
+                if scored.is_set():
+                    return 1.0
+                await asyncio.sleep(0.01)
+            raise AssertionError("the evaluation of step 3 does not end")
+
+    suites = [("late", "after_the_other", 2), ("early", "exact_match", 3)]
+    for name, fn_name, _ in suites:
+        (tmp_path / name).mkdir()
+        task = {"task_id": "red", "instruction": "say red", "verifier": {"fn_name": fn_name, "expected": "red"}}
+        (tmp_path / name / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    entries = [
+        {"name": name, "path": name, "split": "val", "max_tokens": 8, "run_every": every} for name, _, every in suites
     ]
+    made = experiment(tmp_path, "x", fn_name="exact_match", steps=3, entries=entries)
+    result = made.run(RunOptions(watchers=[Release()]))
+    # The evaluation of step 2 ends last: it waits for that of step 3.
+    assert watch.events == [("eval", 3), ("eval", 2), ("eval", None)]
+    in_order = [(2, "late"), (3, "early"), (None, "late")]
+    assert [(one.step, one.name) for one in result.runs[0].evals] == in_order
+    record = json.loads((tmp_path / "x" / "arm" / "run_result.json").read_text())
+    assert [(one["step"], one["name"]) for one in record["evals"]] == in_order
+    completed = made.run().runs[0]  # read back from the journal, which has them as they ended
+    assert completed.finished_before and [(one.step, one.name) for one in completed.evals] == in_order
 
 
 def test_a_score_is_that_of_the_snapshots_weights_and_not_of_later_ones(tmp_path, watch):
     result = experiment(tmp_path, "whole", fn_name="slow", run_every=2).run(RunOptions(watchers=[watch]))
-    said = {found.step: _said(found) for found in result.runs[0].extras["evals"]}
+    said = {found.step: _said(found) for found in result.runs[0].evals}
     for step in (2, 4, 6):
         short = experiment(tmp_path, f"until{step}", fn_name="exact_match", steps=step).run()
-        (final,) = short.runs[0].extras["evals"]
+        (final,) = short.runs[0].evals
         assert final.step is None and _said(final) == said[step]
     assert said[2] != said[4] != said[6]
 
@@ -135,7 +172,7 @@ def test_an_entry_has_as_many_places_as_it_asks_for(tmp_path, watch):
         most[0] = 0
         entry = {} if asked is None else {"n_concurrent": asked}
         result = experiment(tmp_path, f"places{asked}", fn_name="gathers", steps=1, **entry).run(RunOptions(fresh=True))
-        assert most == places and result.runs[0].extras["evals"][0].scores[0].value == 1.0
+        assert most == places and result.runs[0].evals[0].scores[0].value == 1.0
 
 
 def test_a_stop_that_hangs_on_scores_comes_at_the_same_step_however_slow_they_are(tmp_path, watch):
@@ -151,4 +188,4 @@ def test_a_stop_that_hangs_on_scores_comes_at_the_same_step_however_slow_they_ar
     )
     (run,) = result.runs
     assert run.metrics["steps"] == 4, "the second score is the first that is no better"
-    assert "best 0 at step 2" in run.extras["stopped_early"]
+    assert "best 0 at step 2" in run.stopped_early

@@ -60,3 +60,33 @@ def test_so_is_a_benchmark_of_the_tasks_that_reinforcement_trains_on(project, mi
     done = project.evsys("run", path)
     assert done.returncode == 0, done.stderr
     assert "on training rows" in done.stdout and "Scored on training rows: val/bench/pass@1" in done.stdout
+
+
+def test_a_benchmark_that_copies_training_rows_is_marked_wherever_its_score_stands(project, minimal_run):
+    words = ["red kite over the harbour", "green ladder by the mill", "seven boats in fog", "an old piano tuner"]
+    rows = [{"prompt": f"Which tool handles the request about {w}?", "completion": "A"} for w in words]
+    project.write_rows("data/train.jsonl", rows)
+    tasks = [
+        {
+            "instruction": row["prompt"],
+            "verifier": {"kind": "in_process", "fn_name": "exact_match", "expected": row["completion"]},
+        }
+        for row in rows
+    ]
+    project.write_rows("bench/tasks.jsonl", tasks)
+    run = minimal_run()
+    del run["eval"]
+    entry = {"name": "v", "path": "bench", "split": "val"}
+    path = project.config(run=run, metadata={"benchmark": [entry], "success_metric": "pass@1"}, n_repeats=2)
+    done = project.evsys("run", path, check=True)
+    assert len(re.findall(r"^  val/v pass@1 = .*, 4 tasks, on training rows", done.stdout, re.M)) == 2
+    assert re.search(r"^r0: .*, 4 tasks, 2 seeds, on training rows", done.stdout, re.M)
+    assert "warning: leakage" not in done.stdout and done.stdout.count("Leakage: 4 of 4 val/v tasks appear") == 1
+    page = (project.root / "outputs/hello_sft.experiment.md").read_text()
+    assert re.search(r"\| r0 \| completed \| 2 \| .*, on training rows \|", page)
+    assert re.search(r"\| r0 \| [0-9.]+, on training rows \|", page)
+    shown = project.evsys("show", "hello_sft", check=True).stdout
+    assert re.search(r"^  r0: .* pass@1 .*, on training rows", shown, re.M)
+    assert "(on training rows)" in project.evsys("history", check=True).stdout
+    context = project.evsys("context", check=True).stdout
+    assert "; on training rows; first" in context and "(on training rows)" in context

@@ -56,13 +56,21 @@ def _contents(path: Path):
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-def _kill_when(project, path, ready, *, number=signal.SIGKILL) -> int:
+def _kill_at(project, path, lines, *, number=signal.SIGKILL) -> int:
+    """Run the config until its metrics have so many lines, then send the signal; returns the exit code."""
+    logged = project.root / "outputs/r0/logs/metrics.jsonl"
+    process = project.start("run", path, signal_at=(logged, lines, number))
+    process.communicate(timeout=300)
+    return process.returncode
+
+
+def _kill_when(project, path, ready) -> int:
     process = project.start("run", path)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while time.monotonic() < end and process.poll() is None and not ready():
         time.sleep(0.002)
-    process.send_signal(number)
-    process.communicate(timeout=60)
+    process.kill()
+    process.communicate(timeout=300)
     return process.returncode
 
 
@@ -85,10 +93,8 @@ def _both(project, run, *, kills, output="outputs", **top):
     whole = project.config(name="whole.yaml", run=run, callbacks=CALLBACKS, output_dir="./whole", **top)
     project.evsys("run", whole, check=True)
     path = project.config(run=run, callbacks=CALLBACKS, **top)
-    logged = project.root / "outputs/r0/logs/metrics.jsonl"
     for lines in kills:
-        code = _kill_when(project, path, lambda lines=lines: len(_lines_of(logged)) >= lines)
-        assert code == -signal.SIGKILL, "the run ended before it could be killed"
+        assert _kill_at(project, path, lines) == -signal.SIGKILL, "the run ended before it could be killed"
     done = project.evsys("run", path)
     assert done.returncode == 0, done.stdout + done.stderr
     return _facts(project.root / "whole/r0"), _facts(project.root / "outputs/r0"), done
@@ -126,7 +132,7 @@ def test_rl_resumes_with_its_rollouts_and_totals(project, minimal_run):
     assert resumed["rollouts"] == 12 * 8
 
 
-def test_a_chain_goes_on_in_the_stage_it_was_killed_in(project, minimal_run):
+def test_a_chain_resumes_in_the_stage_it_was_killed_in(project, minimal_run):
     project.write_rows(
         "data/second.jsonl", [{"prompt": f"shout {w}", "completion": w.upper()} for w in ("a", "b", "c")]
     )
@@ -146,7 +152,7 @@ def test_a_chain_goes_on_in_the_stage_it_was_killed_in(project, minimal_run):
     assert whole == resumed and len(resumed["steps"]) == 20
 
 
-def test_combo_goes_on_in_the_phase_it_was_killed_in(project, minimal_run):
+def test_combo_resumes_in_the_phase_it_was_killed_in(project, minimal_run):
     params = {"max_steps": 8, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3}
     phases = [{"name": name, "algorithm": {"kind": "sft", "params": params}} for name in ("one", "two")]
     run = minimal_run(
@@ -163,13 +169,12 @@ def test_ctrl_c_is_taken_up_too_and_fresh_begins_anew(project, minimal_run):
         algorithm__params={"max_steps": 30, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
     )
     path = project.config(run=run)
-    logged = project.root / "outputs/r0/logs/metrics.jsonl"
-    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6, number=signal.SIGINT)
+    assert _kill_at(project, path, 6, number=signal.SIGINT) == 2
     assert project.record()["status"] == "cancelled"
     fresh = project.evsys("run", path, "--fresh", "--steps", "2")
     assert "Resuming" not in fresh.stderr and project.record()["metrics"]["steps"] == 2
     shutil.rmtree(project.root / "outputs")
-    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 6, number=signal.SIGINT)
+    assert _kill_at(project, path, 6, number=signal.SIGINT) == 2
     again = project.evsys("run", path)
     assert "Resuming hello_sft" in again.stderr and project.record()["metrics"]["steps"] == 30
 
@@ -179,8 +184,7 @@ def test_weights_that_somebody_removed_are_not_gone_on_from(project, minimal_run
         algorithm__params={"max_steps": 20, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
     )
     path = project.config(run=run)
-    logged = project.root / "outputs/r0/logs/metrics.jsonl"
-    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 8)
+    assert _kill_at(project, path, 8) == -signal.SIGKILL
     shutil.rmtree(project.root / "outputs/r0/weights")
     done = project.evsys("run", path, check=True)
     assert "Resuming" not in done.stderr and project.record()["metrics"]["steps"] == 20
@@ -264,7 +268,7 @@ def slow_and_counted(model_output, expected, params):
 
 
 @pytest.mark.parametrize("where", ["of the untrained model", "of the trained model", "in run.eval"])
-def test_a_half_finished_evaluation_goes_on_without_repeating_a_rollout(project, minimal_run, where):
+def test_a_half_finished_evaluation_resumes_without_repeating_a_rollout(project, minimal_run, where):
     (project.root / "counting.py").write_text(COUNTING)
     counted = project.root / "counted"
     words = [f"word{number}" for number in range(120)]
@@ -298,13 +302,12 @@ def test_a_half_finished_evaluation_goes_on_without_repeating_a_rollout(project,
     assert sorted(row["task_id"].split("(")[-1].rstrip(")") for row in rollouts) == sorted(words * len(result["evals"]))
 
 
-def test_a_moved_output_directory_goes_on_from_its_own_files(project, minimal_run):
+def test_a_moved_output_directory_resumes_from_its_own_files(project, minimal_run):
     run = minimal_run(
         algorithm__params={"max_steps": 20, "save_every": 2, "batch_size": 4}, backend__params={"latency_ms": 10}
     )
     path = project.config(run=run)
-    logged = project.root / "outputs/r0/logs/metrics.jsonl"
-    _kill_when(project, path, lambda: len(_lines_of(logged)) >= 8)
+    assert _kill_at(project, path, 8) == -signal.SIGKILL
     (project.root / "outputs").rename(project.root / "moved")
     done = project.evsys("run", project.config(run=run, output_dir="./moved"), check=True)
     assert "Resuming hello_sft" in done.stderr and str(project.root / "moved") in done.stderr

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from evsys_sdk.cli.main import main
-from evsys_sdk.record.launch_record import lock_of
-from evsys_sdk.record.run_dir import hold
-from evsys_sdk.training.checkpoints import Manifest
+from evsys_sdk.record.layout import hold
+from evsys_sdk.record.processes import lock_of
+from evsys_sdk.training.checkpoints import CheckpointManifest
 
 Evsys = Callable[..., str]
 
@@ -52,7 +52,7 @@ def sweep(project: Any, minimal_run: Callable[..., dict[str, Any]], rates: list[
 def test_weights_that_were_saved_only_to_be_scored_are_deleted_by_the_run(project, minimal_run, evsys):
     evsys("run", str(sweep(project, minimal_run, [1e-4, 1e-2])), "--quiet")
     for run_dir in (project.root / "outputs").glob("r0__*"):
-        manifest = Manifest.load(run_dir / "checkpoints.json")
+        manifest = CheckpointManifest.load(run_dir / "checkpoints.json")
         kept = {Path(path).name for found in manifest.checkpoints for path in (found.state, found.sampler)}
         assert {path.name for path in (run_dir / "weights").iterdir()} == kept
         assert len(kept) == 2
@@ -66,7 +66,7 @@ def test_the_best_weights_of_a_run_are_kept_with_those_of_every_evaluated_step(p
     path.write_text(yaml.safe_dump(config))
     evsys("run", str(path), "--quiet")
     run_dir = next((project.root / "outputs").glob("r0__*"))
-    checkpoints = Manifest.load(run_dir / "checkpoints.json").checkpoints
+    checkpoints = CheckpointManifest.load(run_dir / "checkpoints.json").checkpoints
     assert len(checkpoints) > 3 and all(found.is_there for found in checkpoints)
     evsys("clean", "--yes")
     assert all(found.is_there for found in checkpoints)

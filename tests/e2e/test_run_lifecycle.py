@@ -8,7 +8,7 @@ import time
 import pytest
 
 from evsys_sdk import Experiment, load_yaml, run_experiment
-from evsys_sdk.experiment import RunOptions
+from evsys_sdk.experiment.experiment import RunOptions
 
 
 def test_the_minimal_config_of_the_reference_runs_and_learns(project):
@@ -76,7 +76,7 @@ def test_a_signal_cancels_the_run_and_leaves_a_valid_record(project, minimal_run
     process = project.start("run", project.config(run=slow))
     _wait_for(lambda: (project.root / "outputs/r0/logs/metrics.jsonl").exists() and len(project.metrics()) > 2)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert "Traceback" not in err
     record = project.record()
@@ -92,7 +92,7 @@ def test_what_was_trained_stays_in_the_record_when_scoring_is_interrupted(projec
     )
     _wait_for(lambda: (project.root / "outputs/r0/logs/artifacts.jsonl").exists())
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     record = project.record()
     assert record["status"] == "cancelled" and record["metrics"]["steps"] == 1
     assert record["artifacts"]["final_checkpoint"]
@@ -120,13 +120,14 @@ def test_a_second_signal_in_the_midst_of_scoring_cancels_the_run_too(project, mi
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 2 and "r0: cancelled" in out, err
     assert not re.search("Traceback|Task|KeyboardInterrupt", err), err
     record = project.record()
-    assert (record["status"], record["error"], record["traceback"]) == ("cancelled", "interrupted", None)
+    assert (record["status"], record["traceback"]) == ("cancelled", None)
+    assert record["error"] in ("stopped by the user", "interrupted")  # which signal the scoring saw first
     assert record["evals"] == []
 
 
@@ -139,7 +140,7 @@ def test_a_second_process_on_the_run_directory_is_refused_and_a_dead_one_does_no
     assert second.returncode == 1
     assert f"is in use by process {first.pid}" in second.stdout + second.stderr
     first.kill()
-    first.communicate(timeout=30)
+    first.communicate(timeout=300)
     third = project.evsys("run", path, "--steps", "2")
     assert third.returncode == 0, third.stderr
     assert project.record()["metrics"]["steps"] == 2
@@ -219,7 +220,7 @@ def test_a_failing_arm_leaves_the_others_running(project, minimal_run):
 
 def test_seeds_make_named_runs(project):
     result = Experiment.from_yaml(project.config(n_repeats=3, base_seed=7)).run()
-    assert [run.extras["run_name"] for run in result.runs] == ["r0__s7", "r0__s8", "r0__s9"]
+    assert [run.run_name for run in result.runs] == ["r0__s7", "r0__s8", "r0__s9"]
     assert {project.record(f"r0__s{seed}")["seed"] for seed in (7, 8, 9)} == {7, 8, 9}
 
 
@@ -284,7 +285,7 @@ def test_a_disk_that_takes_no_more_is_said_and_does_not_hang(project, room):
 
     done = subprocess.run(
         [sys.executable, "-m", "evsys_sdk.cli.main", "run", str(project.config())],
-        cwd=project.root, capture_output=True, text=True, timeout=60, check=False, preexec_fn=small_disk,
+        cwd=project.root, capture_output=True, text=True, timeout=300, check=False, preexec_fn=small_disk,
     )  # fmt: skip
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr
     assert re.search("too large|disk i/o error|disk is full", (done.stdout + done.stderr).lower())
@@ -292,7 +293,7 @@ def test_a_disk_that_takes_no_more_is_said_and_does_not_hang(project, room):
     assert left == [], "half-written files stay behind"
 
 
-def _wait_for(condition, seconds: float = 30) -> None:
+def _wait_for(condition, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -18,10 +18,10 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from evsys_sdk.config.document import Document
-from evsys_sdk.config.files import parse_config
+from evsys_sdk.config.load import parse_config
+from evsys_sdk.config.yaml_io import Document
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.experiment import Experiment, RunOptions
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
 
 SURFACE = """
 import asyncio, math, os
@@ -129,7 +129,7 @@ def test_a_grid_is_the_matrix_of_the_same_axes(world):
 def test_of_trials_that_were_drawn_none_is_the_baseline_by_coming_first(world):
     search = {"kind": "random", "space": SPACE, "max_trials": 3}
     found = _run(search, steps=3, metadata={"success_metric": "final_score"}).conclusion
-    verdict = found.findings.data["verdict"]
+    verdict = found.findings.as_dict()["verdict"]
     assert verdict["baseline_arm"] is None and found.best_arm == verdict["winner"]["arm"]
     assert "the highest of 3 scored arms" in found.text and "baseline" not in found.text
 
@@ -141,10 +141,10 @@ def test_what_is_left_behind_has_a_status_of_its_own_and_a_whole_record(world):
     assert first["statuses"] == ["pruned"] and first["at_step"] == 3
     told = json.loads((world / "out" / first["arm"] / "run_result.json").read_text())
     assert told["status"] == "pruned" and told["error"] is None
-    assert told["metrics"]["steps"] == 3 and told["notes"]["paused_at"] == 3
+    assert told["metrics"]["steps"] == 3 and told["paused_at"] == 3
     logged = (world / "out" / first["arm"] / "logs/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in logged] == [1, 2, 3]
-    assert f"{first['arm']}: pruned at step 3 with final_score {first['value']:.4g}" in result.conclusion.text
+    assert f"{first['arm']}: pruned at step 3 with final_score {first['value']:.3f}" in result.conclusion.text
     ranked = [arm.arm for arm in result.conclusion.arms if arm.scores]
     assert ranked == [trial["arm"] for trial in result.search["trials"] if trial["statuses"] == ["completed"]]
     rungs = _record()["search"]["rungs"]
@@ -157,7 +157,7 @@ def test_who_went_on_has_the_numbers_of_a_run_that_was_never_paused(world):
     [end] = [run for run in halving.runs if run.status == "completed"]
     grid = _run({"kind": "grid", "space": {RATE: [1e-3], WIDTH: [8]}}, output_dir="grid", callbacks=callbacks)
     assert end.metrics == grid.runs[0].metrics
-    paused, whole = (Path(run.extras["run_dir"]) / "logs" for run in (end, grid.runs[0]))
+    paused, whole = (Path(run.run_dir) / "logs" for run in (end, grid.runs[0]))
     for name in ("metrics.jsonl", "training/metrics.jsonl"):
         rows = [[json.loads(line) for line in (logs / name).read_text().splitlines()] for logs in (paused, whole)]
         assert [(row["step"], row["score"]) for row in rows[0]] == [(row["step"], row["score"]) for row in rows[1]]
@@ -179,8 +179,8 @@ KILLER = """
 import json, os, signal, sys, traceback
 from collections import Counter
 import optuna, numpy, scipy.stats
-from evsys_sdk.config.files import load_yaml
-from evsys_sdk.experiment import Experiment
+from evsys_sdk.config.load import load_yaml
+from evsys_sdk.experiment.experiment import Experiment
 from evsys_sdk.record.journal import RunJournal
 
 
@@ -260,7 +260,7 @@ def test_a_kill_at_any_moment_ends_with_the_same_trials_values_and_steps(world, 
         assert _facts(f"killed/{moment}") == whole, f"killed at {moment}"
 
 
-def test_a_budget_stops_a_search_and_a_larger_one_goes_on_as_if_nothing_had_happened(world):
+def test_a_budget_stops_a_search_and_a_larger_one_resumes_as_if_nothing_had_happened(world):
     short = _run(HALVING | {"budget": {"steps": 40}})
     assert _steps_trained() == 40 and not short.completed
     assert [run.status for run in short.runs].count("pruned") == 8, "the first rung was decided, and stays so"
@@ -277,7 +277,7 @@ def test_a_budget_stops_a_search_and_a_larger_one_goes_on_as_if_nothing_had_happ
 def test_who_waits_for_a_rung_that_is_not_decided_is_not_pruned(world):
     result = _run(HALVING | {"budget": {"steps": 10}})
     assert {run.status for run in result.runs} == {"cancelled"} and result.search["rungs"] == []
-    assert result.runs[0].error == "waits at step 3: the search was stopped before it was decided who goes on"
+    assert result.runs[0].error == "waits at step 3: the search was stopped before it was decided which trials continue"
     told = json.loads((world / "out" / result.search["trials"][0]["arm"] / "run_result.json").read_text())
     assert (told["status"], told["error"]) == ("cancelled", result.runs[0].error)
     assert result.runs[-1].error == "not started: the budget is spent: 10 of 10 steps"
@@ -306,6 +306,14 @@ def test_a_search_can_be_made_longer_and_not_into_another(world):
     assert _trials(other) != _trials(short)
 
 
+def test_a_search_that_is_made_shorter_has_its_best_among_the_trials_it_lists(world):
+    longer = _run(RANDOM | {"max_trials": 5, "seed": 5}, steps=2)
+    values = {trial["number"]: trial["value"] for trial in longer.search["trials"]}
+    assert longer.search["best"] == 4
+    shorter = _run(RANDOM | {"max_trials": 2, "seed": 5}, steps=2)
+    assert shorter.search["best"] == max((0, 1), key=values.__getitem__)
+
+
 TPE = {"kind": "tpe", "space": DRAWN, "max_trials": 8, "startup_trials": 2}
 
 
@@ -323,7 +331,7 @@ def test_what_was_drawn_stays_drawn_also_when_more_arms_run_at_once(world):
     assert _trials(longer)[:6] == _trials(short) and _steps_trained() == 8 * 3
 
 
-def test_a_trial_that_breaks_is_behind_all_others_and_the_search_goes_on(world):
+def test_a_trial_that_breaks_is_behind_all_others_and_the_search_continues(world):
     space = {RATE: [1e-3, 1e-4, 1e-2], "algorithm.params.broken_at": [2, None]}
     result = _run({"kind": "halving", "space": space, "min_steps": 3, "eta": 2})
     statuses = {trial["number"]: trial["statuses"][0] for trial in result.search["trials"]}
@@ -335,8 +343,8 @@ def test_a_rung_that_does_not_tell_trials_apart_says_so(world):
     space = {"algorithm.params.broken_at": [None, 50, 60, 70]}
     result = _run({"kind": "halving", "space": space, "min_steps": 3, "eta": 2})
     assert [(rung["go_on"], rung["left_alike"]) for rung in result.search["rungs"]] == [((0, 1), 2), ((0,), 1)]
-    assert "2 of 4 went on at step 3 (2 no worse were left behind)" in result.conclusion.text
-    assert "1 of 2 went on at step 6 (1 no worse was left behind)" in result.conclusion.text
+    assert "2 of 4 continued after step 3 (2 no worse were left behind)" in result.conclusion.text
+    assert "1 of 2 continued after step 6 (1 no worse was left behind)" in result.conclusion.text
 
 
 def test_a_rehearsal_pauses_too_and_leaves_the_search_itself_untouched(world):
@@ -358,7 +366,7 @@ def test_fresh_begins_a_search_anew(world):
     assert again.completed and _steps_trained() == 2 * 78
 
 
-def test_a_score_made_while_training_decides_who_goes_on(project, minimal_run):
+def test_a_score_made_while_training_decides_who_continues(project, minimal_run):
     project.write_tasks()
     space = {RATE: [1e-6, 1e-3, 1e-5, 1e-7]}
     path = project.config(
@@ -371,11 +379,28 @@ def test_a_score_made_while_training_decides_who_goes_on(project, minimal_run):
     )
     done = project.evsys("run", path)
     assert done.returncode == 0, done.stderr
-    assert "search: step 4: 1 of 4 trials go on, best val.pass@1" in done.stderr
-    assert "Best trial: r0__t001__learning_rate0p001 with val.pass@1 1 (learning_rate=0.001)" in done.stdout
-    assert "r0__t000__learning_rate1e-06: pruned at step 4 with val.pass@1 0" in done.stdout
+    assert "search: step 4: 1 of 4 trials continue, best val.pass@1" in done.stderr
+    assert "Best trial: r0__t001__learning_rate0p001 with val.pass@1 1.000 (learning_rate=0.001)" in done.stdout
+    assert "r0__t000__learning_rate1e-06: pruned at step 4 with val.pass@1 0.000" in done.stdout
     shown = project.evsys("show", "hello_sft", "--dir", "outputs", check=True).stdout
     assert "hello_sft: completed" in shown and "not ranked: pruned at step 4" in shown
     shutil.rmtree(project.root / "outputs")
     checked = project.evsys("validate", "--deep", path, "--set", "metadata.benchmark[0].run_every=5")
     assert checked.returncode == 1 and "halving needs it at step 4: set run_every to 4 or less" in checked.stderr
+
+
+@pytest.mark.parametrize("objective", ["final_cost", {"name": "final_cost"}])
+def test_halving_by_a_metric_of_which_less_is_better_keeps_the_lowest(world, objective):
+    costs = SURFACE.replace('{"score": self.score})', '{"cost": 1 - self.score})').replace(
+        '{"final_score": self.score}', '{"final_cost": 1 - self.score}'
+    )
+    (world / "surface.py").write_text(costs.replace('"surface"', '"surface_of_costs"'))
+    search = {"kind": "halving", "space": {RATE: [1e-5, 1e-4, 1e-3]}, "min_steps": 3, "eta": 3, "objective": objective}
+    settings = _settings(search, steps=9)
+    settings["base_run"]["algorithm"]["kind"] = "surface_of_costs"
+    experiment = Experiment(parse_config(Document(label="config", data=settings), folder=world))
+    experiment.run(RunOptions())
+    assert experiment.search["mode"] == "min"
+    assert [trial["params"][RATE] for trial in experiment.search["trials"] if "completed" in trial["statuses"]] == [
+        1e-3
+    ]

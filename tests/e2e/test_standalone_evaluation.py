@@ -65,7 +65,7 @@ def kill_at(project, word, flags):
 
 
 @pytest.mark.parametrize("agent", [[], ["--agent", "chat"]], ids=["answers", "agent"])
-def test_a_killed_benchmark_goes_on_without_repeating_finished_rollouts(project, agent):
+def test_a_killed_benchmark_resumes_without_repeating_finished_rollouts(project, agent):
     if agent:
         pytest.importorskip("harbor", reason="needs the extra harbor")
     (project.root / "own.py").write_text(VERIFIER)
@@ -89,7 +89,7 @@ def test_a_killed_benchmark_goes_on_without_repeating_finished_rollouts(project,
     assert json.loads(done.stdout)["scores"] == json.loads(whole.stdout)["scores"]
 
 
-def test_a_killed_model_evaluation_goes_on_without_asking_again(project):
+def test_a_killed_model_evaluation_resumes_without_asking_again(project):
     (project.root / "own.py").write_text(CLIENT)
     project.write_rows("rows.jsonl", [{"prompt": f"say {word}", "tool_slug": word} for word in WORDS])
     (project.root / "aliases.json").write_text("{}")

@@ -10,7 +10,7 @@ import json
 import pytest
 import yaml
 
-from evsys_sdk.experiment import Experiment, RunOptions
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
 
 WORDS = [f"{first}{second}" for first in ("ba", "de", "fi", "go", "ku", "la", "me", "ni") for second in "bdfgl"]
 
@@ -101,7 +101,7 @@ def test_a_crashed_arm_an_unscored_one_and_a_lucky_seed_are_told_for_what_they_a
     assert found.returncode == 2 and "Traceback" not in found.stderr
     lines = found.stdout.partition("\n\n")[2].splitlines()
     assert lines[0] == (
-        "Best arm by val.pass@1: all, 50.0 points above half (95 % CI 33.8 to 66.2; p < 0.001, Holm-corrected)."
+        "Best arm by val.pass@1: all, 50.0 points above half (95 % CI 33.8 to 65.4; p < 0.001, Holm-corrected)."
     )
     assert lines[1].startswith("all scored 1.000, the highest of 3 scored arms; ")
     assert lines[1].endswith("; no significant difference from lucky.")
@@ -115,7 +115,7 @@ def test_a_crashed_arm_an_unscored_one_and_a_lucky_seed_are_told_for_what_they_a
     seeds = "(42: 0.500, 43: 1.000, 44: 0.500)"
     assert f"Note: lucky: its seeds differ by more than noise explains {seeds}; its mean rests on them." in lines
     assert [line for line in lines if line.startswith("crashes")] == [
-        "crashes: not ranked (the mock backend was told to fail at step 5 (fail_at_step))"
+        "crashes: not ranked (the mock backend fails at step 5 as configured (fail_at_step))"
     ]
     loud = (
         "all 40 rollouts errored; the first: verifier 'fussy' on task 'bab' failed: RuntimeError: cannot read capital"
@@ -130,7 +130,7 @@ def _the_page_says_the_same(page, lines):
     assert all(f"\n- {line}\n" in page for line in lines[:-1])  # but for where the record lies
     assert "| lucky | completed | 3 | 0.667 [" in page and " | undecided, +16.7 points [-55.0, +88.4] |" in page
     assert "| crashes | failed | 0 of 3 | not ranked | - | - |" in page
-    assert "\n- crashes, seeds 42, 43, 44: failed (the mock backend was told to fail at step 5 (" in page
+    assert "\n- crashes, seeds 42, 43, 44: failed (the mock backend fails at step 5 as configured (" in page
     assert page.count("val/words was not scored (invalid: all 40 rollouts errored") == 1
 
 
@@ -161,7 +161,7 @@ def test_a_baseline_that_crashed_is_not_replaced(told):
     )
     assert lines[1].startswith("all scored 1.000, the highest of 2 scored arms; ")
     assert lines[2] == (
-        "all against half: better: 50.0 points above half (95 % CI 33.8 to 66.2; p < 0.001, Holm-corrected)"
+        "all against half: better: 50.0 points above half (95 % CI 33.8 to 65.4; p < 0.001, Holm-corrected)"
     )
     assert lines[-1] == "To judge against another arm without training again: evsys judge sweep --baseline-arm half"
 
@@ -181,7 +181,7 @@ def test_one_arm_is_told_in_one_line(told):
 
 def test_test_scores_pick_no_arm(told):
     result, lines = told("half", "all", split="test")
-    assert result.best_arm is None and result.conclusion.findings.data["verdict"]["winner"] is None
+    assert result.best_arm is None and result.conclusion.findings.as_dict()["verdict"]["winner"] is None
     assert lines[0] == (
         "No best arm by test.pass@1: it was measured on a test benchmark only, and test scores do not select."
     )
@@ -193,9 +193,9 @@ def test_test_scores_pick_no_arm(told):
 def test_test_scores_pick_an_arm_where_that_is_allowed_and_it_is_admitted(told):
     result, lines = told("half", "all", split="test", allow_test_selection=True)
     assert result.best_arm == "all"
-    assert lines[0].startswith("Arms were picked on test scores (allow_test_selection): only tasks that nobody")
+    assert lines[0].startswith("Arms were picked on test scores (allow_test_selection): only tasks that have not")
     page = (result.output_dir / "sweep.experiment.md").read_text()
-    assert "(`allow_test_selection`): whoever cites this choice would have to admit" in page
+    assert "(`allow_test_selection`): a report of this choice would have to admit" in page
 
 
 PREDICTION = {"claim": "more rows", "prediction": {"arm": "all", "vs": "half", "at_least": 0.1}, "confidence": 0.9}
@@ -224,7 +224,7 @@ def test_a_hypothesis_written_after_the_results_is_a_description(told, sweep, fo
 def test_a_hypothesis_written_before_the_results_is_a_prediction_also_when_it_is_told_again(told):
     for _ in range(2):
         result, _ = told("half", "all", hypothesis=PREDICTION)
-        judged = result.conclusion.findings.data["hypothesis_result"]
+        judged = result.conclusion.findings.as_dict()["hypothesis_result"]
         assert not judged["known_before"] and judged["brier"] == pytest.approx(0.01)
         assert "before this was written" not in result.conclusion.text
 
@@ -232,11 +232,11 @@ def test_a_hypothesis_written_before_the_results_is_a_prediction_also_when_it_is
 @pytest.mark.parametrize(
     "place",
     [
-        "evsys_sdk.running.verdicts.judge_arms",
-        "evsys_sdk.experiment.conclude",
-        "evsys_sdk.eval.judging.more_tasks",
-        "evsys_sdk.record.figures.forest",
-        "evsys_sdk.record.experiment_page._arm_table",
+        "evsys_sdk.experiment.verdict.judge_arms",
+        "evsys_sdk.experiment.experiment.conclude",
+        "evsys_sdk.stats.judge.more_tasks",
+        "evsys_sdk.report.figures.forest",
+        "evsys_sdk.report.page.arms_section",
     ],
 )
 def test_an_error_of_the_statistics_never_costs_the_record(sweep, monkeypatch, place):
@@ -250,8 +250,8 @@ def test_an_error_of_the_statistics_never_costs_the_record(sweep, monkeypatch, p
     record = json.loads((result.output_dir / "sweep.experiment_result.json").read_text())
     assert result.completed and [run["status"] for run in record["runs"]] == ["completed"] * 9
     assert all(run["metrics"]["val/words/pass@1"] >= 0.5 for run in record["runs"])
-    if not place.startswith("evsys_sdk.record"):
+    if not place.startswith("evsys_sdk.report"):
         assert "could not be judged: ZeroDivisionError: float division by zero" in record["conclusion"]
         assert "could not be judged" in (result.output_dir / "sweep.experiment.md").read_text()
-    if place.startswith("evsys_sdk.experiment"):
+    if place.startswith("evsys_sdk.experiment.experiment"):
         assert [arm["statuses"] for arm in record["arms"]] == [["completed"] * 3] * 3

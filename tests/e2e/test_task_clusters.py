@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from evsys_sdk.errors import ConfigError
-from evsys_sdk.experiment import Experiment, RunOptions
-from evsys_sdk.running.outcome import record_path
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
+from evsys_sdk.experiment.outcome import record_path
 
 TOPICS = ("mail", "maps", "web", "code")
 

@@ -147,6 +147,24 @@ def test_a_text_around_the_question_on_one_side_only_is_warned_of(project, minim
     assert "only the benchmark's prompts have the text 'Task:' around the question" in told
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("Q {prompt} A", "'Q' and 'A'"),
+        ("{prompt}?", "'?'"),
+        ("> {prompt}", "'>'"),
+        ("{prompt} -> {completion}", "'->'"),
+        ("{{{prompt}}}", "'{' and '}'"),
+    ],
+)
+def test_a_short_template_is_a_text_around_the_question(project, minimal_run, template, words):
+    project.write_tasks()
+    run = minimal_run()
+    run["data"]["transforms"] = [{"kind": "jsonl_to_chat", "params": {"user_template": template}}]
+    warned = validate(project, code=0, run=run, metadata={"benchmark": {"path": "bench"}})
+    assert f"only the training prompts have the text {words} around the question" in warned
+
+
 def test_prompts_that_agree_are_not_warned_of(project, minimal_run):
     project.write_tasks()
     told = validate(project, code=0, run=minimal_run(), metadata={"benchmark": {"path": "bench"}})
@@ -175,7 +193,7 @@ def test_validation_runs_the_projects_code_and_with_no_code_none_of_it(project, 
     path = project.config(run=run, metadata={"benchmark": entries})
     done = project.evsys("validate", path, "--no-code")
     assert done.returncode == 0, done.stderr
-    assert "the project's code (src) was not run" in done.stderr
+    assert "the project's code (src, own_agent.Agent) was not run" in done.stderr
     assert not (project.root / "ran.txt").exists() and not (project.root / "agent_ran.txt").exists()
     wrong = project.evsys("validate", path, "--no-code", "--set", "run.algorithm.params.learning_rat=1")
     assert wrong.returncode == 1 and "closest: learning_rate" in wrong.stderr
@@ -200,3 +218,15 @@ def test_verifiers_that_can_never_grade_are_refused_in_benchmarks_and_in_trainin
     run = minimal_run(algorithm={"kind": "rl", "params": {"max_steps": 1}}, data={"path": "bench/tasks.jsonl"})
     told = validate(project, code=1, run=run)
     assert "run.data" in told and "task 'bad'" in told and verifier["fn_name"] in told
+
+
+def test_a_broken_line_of_a_file_that_several_runs_read_is_one_problem(project, minimal_run):
+    with (project.root / "data/train.jsonl").open("a") as file:
+        file.write('{"prompt": "x", "completion": \n')
+    runs = [minimal_run(name=f"r{n}") for n in range(3)]
+    for run in runs:
+        run["algorithm"] = {"kind": "sft", "params": {"learning_rate": 0.001, "max_steps": 2}}
+    path = project.config(runs=runs, run=None)
+    done = project.evsys("validate", path)
+    assert done.returncode == 1 and ": 1 problem\n" in done.stderr, done.stderr
+    assert done.stderr.count("not valid JSON (Expecting value at column 30)") == 1

@@ -18,11 +18,11 @@ from transformers import (
     Lfm2ForCausalLM,
 )
 
+from evsys_engine.devices import FairLock
 from evsys_engine.engine import Engine
-from evsys_engine.fair_lock import FairLock
-from evsys_engine.types import AdamSettings, BadRequest, EngineError, LoraSettings, TrainingDatum
+from evsys_engine.types import AdamParams, BadRequest, EngineError, LoraSettings, TrainingDatum
 
-ADAM = AdamSettings(learning_rate=1e-2)
+ADAM = AdamParams(learning_rate=1e-2)
 
 
 def weights_of(adapter):
@@ -94,7 +94,7 @@ def test_a_bad_request_is_refused_and_changes_nothing(adapter, make_data, case):
 def test_targets_alone_count_once_each(adapter):
     plain = adapter.forward_backward([datum()], "cross_entropy").metrics["loss:sum"]
     without = gradients_of(adapter)
-    adapter.optim_step(AdamSettings(learning_rate=0.0))
+    adapter.optim_step(AdamParams(learning_rate=0.0))
     assert adapter.forward_backward([datum(weights=ONES)], "cross_entropy").metrics["loss:sum"] == plain
     assert same(gradients_of(adapter), without)
 
@@ -105,7 +105,7 @@ def test_a_bad_setting_of_a_loss_or_the_optimiser_changes_nothing(adapter, make_
     with pytest.raises(BadRequest, match="'beta' is not a setting"):
         adapter.forward_backward(make_data(), "cross_entropy", {"beta": 1.0})
     with pytest.raises(BadRequest, match="learning_rate must be a number"):
-        adapter.optim_step(AdamSettings(learning_rate=float("nan")))
+        adapter.optim_step(AdamParams(learning_rate=float("nan")))
     assert same(weights_of(adapter), weights) and same(gradients_of(adapter), gradients)
 
 
@@ -141,6 +141,13 @@ def break_inside(data, logprobs):
         (lambda data, logprobs: (1.0, {}), BadRequest, "one number as a torch tensor"),
         (lambda data, logprobs: (logprobs[0], {}), BadRequest, "one number as a torch tensor"),
         (lambda data, logprobs: (torch.tensor(1.0), {}), BadRequest, "does not depend on the logprobs"),
+        (
+            lambda data, logprobs: (logprobs[0].sum(), {"kl": "high"}),
+            BadRequest,
+            "'kl' .* one number, not 'high'",
+        ),
+        (lambda data, logprobs: (logprobs[0].sum(), {"kl": logprobs[0]}), BadRequest, "metric 'kl' .* one number"),
+        (lambda data, logprobs: (logprobs[0].sum(), [0.1]), BadRequest, "a mapping as metrics"),
     ],
 )
 def test_a_custom_loss_that_breaks_is_its_callers_matter(adapter, make_data, loss, error, said):
@@ -225,7 +232,7 @@ def test_rank_0_over_a_bf16_base_adds_up_steps_that_bf16_cannot_see(model_dirs, 
     adapter = engine.create_adapter(LoraSettings(rank=0))
     before = weights_of(adapter)
     adapter.forward_backward(make_data(), "cross_entropy")
-    adapter.optim_step(AdamSettings(learning_rate=1e-6))
+    adapter.optim_step(AdamParams(learning_rate=1e-6))
     assert not any(torch.equal(a, b) for a, b in zip(weights_of(adapter), before, strict=True))
     for name, own in adapter._weights.model.named_parameters():
         assert torch.equal(own, adapter._weights.parameters[name].bfloat16())
@@ -253,7 +260,7 @@ def test_data_is_read_when_the_call_is_made_not_when_its_turn_comes(llama, adapt
             for item in data:
                 item.inputs["weights"][:] = 7
                 item.inputs["target_tokens"][:] = 7
-        found = answer.result(timeout=60)
+        found = answer.result(timeout=300)
     assert found.metrics == expected.metrics
 
 
@@ -347,7 +354,7 @@ def test_the_lock_serves_in_the_order_of_asking():
             time.sleep(0.001)
     lock.release()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     assert served == list(range(8))
 
 
@@ -372,7 +379,7 @@ def test_a_thread_in_a_loop_cannot_overtake_one_that_waits():
             time.sleep(0.001)
     lock.release()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     assert turns[:2] == ["loop", "other"]
 
 
@@ -404,9 +411,9 @@ def test_a_wait_that_is_broken_off_gives_its_place_back(monkeypatch):
             lock.acquire()
 
     thread = threading.Thread(target=ask)  # it has locks of its own, which must be real
-    monkeypatch.setattr("evsys_engine.fair_lock.threading.Lock", Interrupted)
+    monkeypatch.setattr("evsys_engine.devices.threading.Lock", Interrupted)
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=300)
     assert not lock._queue
     lock.release()
     assert lock._owner is None

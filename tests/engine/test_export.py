@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evsys_engine.engine import Engine
 from evsys_engine.export import read_weights
 from evsys_engine.lora import ATTENTION, MLP
-from evsys_engine.types import AdamSettings, BadRequest, LoraSettings, SampleRequest, TrainingDatum
+from evsys_engine.types import AdamParams, BadRequest, LoraSettings, SampleRequest, TrainingDatum
 
 
 def trained(engine, make_data, **settings):
     adapter = engine.create_adapter(LoraSettings(**{"rank": 4, **settings}))
     for step in range(3):
         adapter.forward_backward(make_data(seed=step), "cross_entropy")
-        adapter.optim_step(AdamSettings(learning_rate=1e-2))
+        adapter.optim_step(AdamParams(learning_rate=1e-2))
     return adapter
 
 
@@ -68,7 +68,7 @@ def samplers(monkeypatch):
     """Stands in for the sampler: notes what it was made of."""
     made = []
     stand_in = SimpleNamespace(BatchSampler=lambda **given: made.append(given))
-    monkeypatch.setitem(sys.modules, "evsys_engine.sampling", stand_in)
+    monkeypatch.setitem(sys.modules, "evsys_engine.scheduler", stand_in)
     return made
 
 
@@ -151,6 +151,6 @@ def test_saved_weights_do_not_follow_later_training(llama, make_data, tmp_path):
     adapter.save_weights(tmp_path / "adapter")
     before, _ = read_weights(tmp_path / "adapter", llama.model, llama.info)
     adapter.forward_backward(make_data(), "cross_entropy")
-    adapter.optim_step(AdamSettings(learning_rate=1.0))
+    adapter.optim_step(AdamParams(learning_rate=1.0))
     after, _ = read_weights(tmp_path / "adapter", llama.model, llama.info)
     assert all(torch.equal(before[name].b, after[name].b) for name in before)

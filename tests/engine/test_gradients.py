@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from evsys_engine.engine import Engine
 from evsys_engine.lora import ATTENTION, MLP
-from evsys_engine.types import LOSSES, LoraSettings, TrainingDatum
+from evsys_engine.losses import LOSSES
+from evsys_engine.types import LoraSettings, TrainingDatum
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 

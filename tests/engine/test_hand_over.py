@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from evsys_engine.engine import Engine
-from evsys_engine.hand_over import export_model
+from evsys_engine.export import export_model
 from evsys_engine.models import find_model
 from evsys_engine.models.errors import ModelError
 from evsys_engine.models.gguf_writer import PROBE
-from evsys_engine.types import AdamSettings, BadRequest, LoraSettings
+from evsys_engine.types import AdamParams, BadRequest, LoraSettings
 
 SHAPE = {
     "vocab_size": 400,  # the tokenizer has 384
@@ -66,7 +66,7 @@ def train(base, folder, make_data, **settings):
     adapter = engine.create_adapter(LoraSettings(**{"rank": 3, "alpha": 12.0, **settings}))
     for step in range(2):
         adapter.forward_backward(make_data(seed=step), "cross_entropy")
-        adapter.optim_step(AdamSettings(learning_rate=1e-2))
+        adapter.optim_step(AdamParams(learning_rate=1e-2))
     adapter.save_weights(folder)
     return folder
 
@@ -164,4 +164,12 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
     whole["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}, whole["pre_tokenizer"]]}
     (base / "tokenizer.json").write_text(json.dumps(whole))
     with pytest.raises(ModelError, match="splits text like none of smollm"):
+        export_model("gguf", base, None, tmp_path / "m.gguf", base_name="x")
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path):
+    base = make_base(tmp_path / "base", "llama")
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    with pytest.raises(ModelError, match=r"names no end-of-text token.*--to merged"):
         export_model("gguf", base, None, tmp_path / "m.gguf", base_name="x")

@@ -12,7 +12,7 @@ COUNT_HEAPS = """
 import ctypes, sys, threading
 from pathlib import Path
 
-from evsys_engine.heap import share_one_heap
+from evsys_engine.devices import share_one_heap
 
 if "share" in sys.argv[2:]:
     print(share_one_heap())

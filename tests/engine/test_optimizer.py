@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evsys_engine.optimizer import AdamW, Gradients, check_settings
-from evsys_engine.types import AdamSettings, BadRequest
+from evsys_engine.types import AdamParams, BadRequest
 
 
 def make_parameters():
@@ -33,7 +33,7 @@ def test_steps_are_those_of_torch(clip, decay):
     reference = torch.optim.AdamW(theirs, betas=(0.8, 0.9), eps=1e-6, weight_decay=decay, foreach=False)
     for step in range(5):
         rate = 0.1 / (step + 1)
-        settings = AdamSettings(
+        settings = AdamParams(
             learning_rate=rate, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=decay, grad_clip_norm=clip
         )
         norm = optimizer.step(summed(gradients_for(step)), settings)
@@ -50,9 +50,9 @@ def test_steps_are_those_of_torch(clip, decay):
 def test_without_gradients_nothing_moves_not_even_by_momentum():
     parameters = make_parameters()
     optimizer = AdamW(parameters)
-    optimizer.step(summed(gradients_for(0)), AdamSettings(learning_rate=0.1))
+    optimizer.step(summed(gradients_for(0)), AdamParams(learning_rate=0.1))
     before = {name: value.clone() for name, value in parameters.items()}
-    assert optimizer.step(Gradients(), AdamSettings(learning_rate=0.1)) == 0.0
+    assert optimizer.step(Gradients(), AdamParams(learning_rate=0.1)) == 0.0
     assert optimizer.steps == 1 and all(torch.equal(value, before[name]) for name, value in parameters.items())
 
 
@@ -61,7 +61,7 @@ def test_gradients_that_are_not_finite_are_reported_and_spoil_nothing(poison):
     parameters, grads = make_parameters(), gradients_for(0)
     grads[1][0] = poison
     optimizer = AdamW(parameters)
-    norm = optimizer.step(summed(grads), AdamSettings(learning_rate=0.1))
+    norm = optimizer.step(summed(grads), AdamParams(learning_rate=0.1))
     assert not norm < float("inf") and optimizer.steps == 0
     assert all(torch.equal(value, make_parameters()[name]) for name, value in parameters.items())
 
@@ -76,4 +76,4 @@ def test_gradients_that_are_not_finite_are_reported_and_spoil_nothing(poison):
 )
 def test_settings_that_would_spoil_the_weights_are_refused(given, said):
     with pytest.raises(BadRequest, match=said):
-        check_settings(AdamSettings(**given))
+        check_settings(AdamParams(**given))

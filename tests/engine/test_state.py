@@ -10,9 +10,9 @@ import torch
 
 from evsys_engine import state
 from evsys_engine.engine import Engine
-from evsys_engine.types import AdamSettings, BadRequest, LoraSettings
+from evsys_engine.types import AdamParams, BadRequest, LoraSettings
 
-ADAM = AdamSettings(learning_rate=1e-2, weight_decay=0.01, grad_clip_norm=1.0)
+ADAM = AdamParams(learning_rate=1e-2, weight_decay=0.01, grad_clip_norm=1.0)
 
 
 def train(adapter, make_data, steps):

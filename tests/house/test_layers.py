@@ -1,88 +1,173 @@
-"""Who may import whom (DESIGN.md, "The house"): held by reading the code, not by running it."""
+"""Which room may import which (DESIGN.md, "The house"; ARCHITECTURE.md): read from the code, late imports included."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
-PACKAGE = SRC / "evsys_sdk"
 
 SHARED = {
-    "errors", "atomic", "constants", "logs", "asyncs", "data_types", "answers", "protocols", "surface", "registry",
-    "_entry_points", "jsonl", "numbers", "task_dirs", "sandbox", "sandbox_filter", "sandbox_launch", "sandbox_uids",
-    "sandbox_supervisor", "dockerfile", "score_names", "sandbox_grading", "redaction", "terminal",
+    "errors", "constants", "protocols", "data_types", "registry", "_entry_points", "training_api", "files", "explain",
+    "concurrency", "retry", "format", "logs", "redaction", "score_names", "answers", "patterns", "pattern_worker",
 }  # fmt: skip
-CONDUCTORS = {"runner", "experiment", "preflight", "running", "cli", "testing", "__init__"}
-STAGE_OF = {
-    "config": "config",
-    "data": "data",
-    "training": "training", "algorithms": "training", "backends": "training",
-    "rollout": "rollout",
-    "verifiers": "verifiers",
-    "inference": "inference",
-    "serving": "serving",
-    "eval": "eval",
-    "record": "record",
-    "deployers": "deployers",
-}  # fmt: skip
-ALLOWED = {("data", "config")}
-# Extensions everywhere base their `Config` on these.
-SETTINGS_BASE = {"evsys_sdk.config.base", "evsys_sdk.config.metadata", "evsys_sdk.config.models"}
+"""Floor 0: modules beside the rooms. They import each other and no room."""
+
+ROOMS = [
+    "config",
+    "data", "inference", "verifiers",
+    "rollout", "training", "backends", "algorithms",
+    "stats", "eval", "contamination",
+    "record",
+    "report", "history", "checks", "serving",
+    "run",
+    "experiment",
+    "cli", "testing",
+]  # fmt: skip
+"""From the ground up, a floor of DESIGN.md each line. A room imports itself, shared modules and rooms before it."""
+
+FACADES = {"runner", "dashboard_client"}
+"""Import paths that the published documents name; each re-exports from one room and nothing of ours imports it."""
+
+SIBLINGS: dict[str, set[str]] = {"evsys_engine": set(), "evsys_sandbox": set()}
+"""Packages beside ours, each with what it may import of the others."""
 
 
-def _modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def _room(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
-
-
-def _imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             if node.module == "evsys_sdk":
-                found |= {f"evsys_sdk.{alias.name}" for alias in node.names}
-    return found
+                found.discard("evsys_sdk")
+                found |= {f"evsys_sdk.{alias.name}" for alias in node.names if alias.name != "__version__"}
+    return frozenset(found)
 
 
-def _room_of(path: Path) -> str:
-    relative = path.relative_to(PACKAGE)
+def modules(package: str) -> list[Path]:
+    return sorted((SRC / package).rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(SRC / "evsys_sdk")
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
-@pytest.mark.parametrize("path", _modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_module_imports_only_the_shared_words_and_its_own_stage(path):
-    room = _room_of(path)
-    if room in CONDUCTORS or room in ("_entry_points", "registry"):
-        return  # conductors see all stages; the registry reaches into verifiers and eval late, to adapt newcomers
-    here = STAGE_OF.get(room, "shared")
-    for module in _imports(path):
-        if not module.startswith("evsys_sdk.") or module in SETTINGS_BASE:
-            continue
-        there = _room(module)
-        if there in SHARED:
-            continue
-        stage = STAGE_OF.get(there)
-        assert stage == here or (here, stage) in ALLOWED, f"{path.name} ({here}) must not import {module} ({there})"
+def rooms_imported(path: Path) -> Iterator[tuple[str, str]]:
+    for module in sorted(imports_of(path)):
+        parts = module.split(".")
+        if parts[0] == "evsys_sdk" and len(parts) > 1:
+            yield parts[1], module
 
 
-def test_every_room_has_a_stage():
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms <= set(STAGE_OF) | CONDUCTORS
-    files = {path.stem for path in PACKAGE.glob("*.py")}
-    assert files <= SHARED | CONDUCTORS, f"new top-level modules need a place: {files - SHARED - CONDUCTORS}"
+@pytest.mark.parametrize("path", modules("evsys_sdk"), ids=lambda p: str(p.relative_to(SRC / "evsys_sdk")))
+def test_a_module_imports_only_rooms_below_its_own(path):
+    here = room_of(path)
+    if here in FACADES or here == "__init__":
+        return
+    for there, module in rooms_imported(path):
+        assert there not in FACADES, f"{path} imports {module}: import the room behind it"
+        if there == here or there in SHARED:
+            continue
+        assert here not in SHARED, f"{path} is a shared module and must not import {module}"
+        assert ROOMS.index(there) < ROOMS.index(here), f"{path} ({here}) must not import {module}: {there} is above it"
+
+
+def test_every_module_has_a_room():
+    package = SRC / "evsys_sdk"
+    rooms = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= set(ROOMS), f"new rooms need a floor: {rooms - set(ROOMS)}"
+    files = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    assert files <= SHARED | FACADES | set(ROOMS), f"new modules need a room: {files - SHARED - FACADES - set(ROOMS)}"
+
+
+@pytest.mark.parametrize("package", SIBLINGS)
+def test_a_sibling_package_imports_nothing_of_ours(package):
+    for path in modules(package):
+        ours = {m.split(".")[0] for m in imports_of(path) if m.startswith("evsys_")} - {package}
+        assert ours <= SIBLINGS[package], f"{path} imports {ours}"
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """Also not through late imports; imports for type checkers do not count, they are never carried out."""
+    graph = {name: runtime_imports(path) for name, path in named_modules().items()}
+    assert not (found := cycle_in(graph)), " -> ".join(found)
+
+
+@cache
+def named_modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in ("evsys_sdk", *SIBLINGS)
+        for path in modules(package)
+    }
+
+
+def runtime_imports(path: Path) -> set[str]:
+    known, found = named_modules(), set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in known else node.module
+                      for alias in node.names}  # fmt: skip
+        waiting += ast.iter_child_nodes(node)
+    return {name for name in found if name in known and name != "evsys_sdk"}
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        stack: list[tuple[str, Iterator[str]]] = [(start, iter(sorted(graph[start])))] if start not in done else []
+        path += [start] if stack else []
+        while stack:
+            name, rest = stack[-1]
+            for nxt in rest:
+                if nxt in path:
+                    return [*path[path.index(nxt) :], nxt]
+                if nxt not in done:
+                    stack.append((nxt, iter(sorted(graph[nxt]))))
+                    path.append(nxt)
+                    break
+            else:
+                stack.pop()
+                path.pop()
+                done.add(name)
+    return []
 
 
 def test_no_module_is_called_utils():
-    names = {path.stem for path in _modules()}
+    names = {path.stem for package in ("evsys_sdk", *SIBLINGS) for path in modules(package)}
     assert not names & {"utils", "util", "helpers", "common", "misc"}
+
+
+def test_a_room_names_every_module_of_it_that_registers_an_extension():
+    """Else `evsys list` would not know the extension. The room's own `__init__.py` names it, so that a new backend or
+    launcher touches one room."""
+    from evsys_sdk._entry_points import built_in_modules
+
+    registering = set()
+    for path in modules("evsys_sdk"):
+        decorators = [
+            each.func if isinstance(each, ast.Call) else each
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            for each in node.decorator_list
+        ]
+        if any(isinstance(each, ast.Name) and each.id.startswith("register_") for each in decorators):
+            registering.add(".".join(path.relative_to(SRC).with_suffix("").parts))
+    named = built_in_modules()
+    left_out = {module for module in registering if not any(f"{module}.".startswith(f"{one}.") for one in named)}
+    assert len(registering) > 20 and not left_out

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import yaml
 
-from evsys_sdk.cli.main import build_parser
-from evsys_sdk.config.document import parse_document
-from evsys_sdk.config.models import DataConfig, EvalConfig, ExperimentConfig, RunConfig
-from evsys_sdk.preflight import validate_yaml
+from evsys_sdk.checks.preflight import validate_yaml
+from evsys_sdk.cli.main import parse
+from evsys_sdk.config.schema import DataConfig, EvalConfig, ExperimentConfig, RunConfig
+from evsys_sdk.config.yaml_io import parse_document
 from evsys_sdk.registry import REGISTRIES
 
 ROOT = Path(__file__).parents[2]
@@ -150,10 +150,10 @@ def test_python_blocks_of_a_page_run(page, world):
 
 @pytest.mark.parametrize(("page", "text"), blocks("bash") + blocks("console"))
 def test_command_lines_parse(page, text):
-    for line in text.splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True) if re.match(r"(\$ )?evsys ", line) else []
         if words:
-            build_parser().parse_args(words[1:])
+            parse(words[1:])
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -8,10 +8,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from evsys_sdk.algorithms.dpo import REFERENCE, dpo_loss
 from evsys_sdk.backends.local import LocalBackend
-from evsys_sdk.surface import Datum, ModelInput, TensorData
 from evsys_sdk.testing import check_loss
-from evsys_sdk.training.preferences import REFERENCE, dpo_loss
+from evsys_sdk.training_api import Datum, ModelInput, TensorData
 
 ROWS = [
     {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
@@ -91,8 +91,32 @@ def test_a_loss_without_a_gradient_is_found():
         check_loss(lambda data, logprobs: (sum((lp * 0).sum() for lp in logprobs), {}), ROWS)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize(("factor", "said"), [(float("nan"), "the loss is nan"), (float("inf"), "the loss is inf")])
+def test_a_loss_that_is_not_finite_is_called_so(where, factor, said):
+    with pytest.raises(AssertionError, match=said):
+        check_loss(lambda data, logprobs: (cross_entropy(data, logprobs)[0] * factor, {}), ROWS, **where)
+
+
+def test_a_gradient_that_is_not_finite_is_called_so(where):
+    def rooted(data, logprobs):
+        loss, metrics = cross_entropy(data, logprobs)
+        return loss + ((loss - loss.detach()) ** 2).sqrt(), metrics
+
+    with pytest.raises(AssertionError, match="gradient's norm is nan"):
+        check_loss(rooted, ROWS, **where)
+
+
 def test_a_loss_in_numpy_is_refused_by_the_backend(where):
     from evsys_sdk.errors import BackendError
 
     with pytest.raises(BackendError, match="custom loss"):
         check_loss(lambda data, logprobs: (torch.tensor(1.0), {}), ROWS, **where)
+
+
+@pytest.mark.parametrize("metrics", [{"kl": "high"}, {"kl": None}, {"kl": torch.ones(2)}, [0.1]])
+def test_metrics_that_are_no_numbers_are_named(where, metrics):
+    from evsys_sdk.errors import BackendError
+
+    with pytest.raises(BackendError, match=r"metric 'kl' of the custom loss must be one number|a mapping as metrics"):
+        check_loss(lambda data, logprobs: (cross_entropy(data, logprobs)[0], metrics), ROWS, **where)

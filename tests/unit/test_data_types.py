@@ -231,3 +231,21 @@ def test_the_text_of_a_content_leaves_images_out() -> None:
     assert content_text([text_block("a"), image_url_block("u"), text_block("b"), {"text": None}]) == "ab"
     assert content_text("plain") == "plain"
     assert content_text(None) == ""
+
+
+def test_an_instruction_that_is_a_list_of_messages_is_refused_and_never_asked_as_nothing() -> None:
+    task = {
+        "instruction": [{"role": "system", "content": "You route."}, {"role": "user", "content": "Where to?"}],
+        "verifier": {"kind": "in_process", "fn_name": "exact_match", "expected": "here"},
+    }
+    with pytest.raises(DataError, match=r"instruction is a list of chat messages.*metadata\.system.*metadata\.history"):
+        from_dict(task)
+
+
+def test_a_system_prompt_under_another_name_is_not_passed_over() -> None:
+    row = {"instruction": "hi", "verifier": {"fn_name": "exact_match", "expected": "x"}}
+    for wrong in ({**row, "system_prompt": "Be brief."}, {**row, "metadata": {"system_prompt": "Be brief."}}):
+        with pytest.raises(DataError, match=r"no `system_prompt`.*write the key as `system`"):
+            from_dict(wrong)
+    task = from_dict({**row, "system_prompt": "kept for the record", "system": "Be brief."})
+    assert task.metadata["system"] == "Be brief."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.dockerfile import Step, fetches, missing_packages, recipe_of, steps_of, top_folder, what_is_missing
-from evsys_sdk.errors import DataError
+from evsys_sandbox.dockerfile import Step, fetches, missing_packages, recipe_of, steps_of, top_folder, what_is_missing
+from evsys_sandbox.errors import DockerfileError
 
 
 def words_of(text: str) -> list[tuple[str, ...]]:
@@ -62,7 +62,7 @@ def test_variables_of_the_dockerfile_are_put_into_its_paths():
     ],
 )
 def test_a_step_that_a_sandbox_cannot_do_is_refused_by_name(line):
-    with pytest.raises(DataError, match="sandbox"):
+    with pytest.raises(DockerfileError, match="sandbox"):
         steps_of(f"FROM a\n{line}\n")
 
 
@@ -118,7 +118,7 @@ def test_texts_that_stand_in_the_dockerfile_are_understood():
 
 
 def test_a_text_without_an_end_is_named():
-    with pytest.raises(DataError, match=r"`RUN <<EOF` of the Dockerfile has no end: add a line EOF"):
+    with pytest.raises(DockerfileError, match=r"`RUN <<EOF` of the Dockerfile has no end: add a line EOF"):
         steps_of("FROM a\nRUN <<EOF\necho one\n")
 
 
@@ -139,6 +139,31 @@ def test_a_link_to_an_interpreter_is_a_further_name_for_it(command, alias):
     assert [words[0] for words in words_of(f"RUN {command} && echo made > x")] == ["alias", "run"]
 
 
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        ("ln -s /usr/bin/python3 /usr/bin/python", None),
+        ("set -e\n  ln -sf /usr/bin/python3 /usr/bin/python || true  # as images have it\necho x > y", "echo x > y"),
+        ("apt-get update\nln -s /usr/bin/python3 /usr/bin/python\n", None),
+        ("ln -s \\\n  /usr/bin/python3 \\\n  /usr/bin/python\necho x", "echo x"),
+        ("if true; then ln -s /usr/bin/python3 /usr/bin/python; fi\necho x", "if true ; then : ; fi\necho x"),
+        ("if true\nthen ln -s /usr/bin/python3 /usr/bin/python\nfi\necho x", "then :\nfi\necho x"),
+        ("cd / && ln -s /usr/bin/python3 /usr/bin/python", "cd /"),
+    ],
+)
+def test_a_link_to_an_interpreter_is_understood_in_a_script_of_the_dockerfile(script, left):
+    found = words_of(f"FROM a\nRUN <<EOF\n{script}\nEOF\n")
+    assert found[0] == ("alias", "/usr/bin/python3", "python")
+    assert (left is None and len(found) == 1) or found[1][1].endswith(str(left))
+
+
+@pytest.mark.parametrize(
+    "script", ["ln -s /app/a /app/b\necho 'x \\\n y'", "for p in a b; do ln -s $p /usr/bin/$p; done"]
+)
+def test_a_script_with_other_links_stays_as_it_was_written(script):
+    assert words_of(f"RUN <<EOF\n{script}\nEOF\n") == [("run", script)]
+
+
 def test_other_links_are_the_shells_business_and_missing_interpreters_are_named():
     assert words_of("RUN ln -s /app/a /app/b && echo 'x;y'") == [("run", "ln -s /app/a /app/b && echo 'x;y'")]
     missing = missing_packages(steps_of("FROM a\nRUN ln -s /usr/bin/python2.4 /usr/bin/python"))
@@ -150,7 +175,7 @@ def test_the_path_of_the_image_can_be_added_to():
 
 
 def test_a_line_that_cannot_be_read_is_named():
-    with pytest.raises(DataError, match=r"`ENV A=\"open`.*quot"):
+    with pytest.raises(DockerfileError, match=r"`ENV A=\"open`.*quot"):
         steps_of('FROM a\nENV A="open')
 
 

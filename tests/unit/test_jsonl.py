@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evsys_sdk import jsonl
+from evsys_sdk import files
 from evsys_sdk.errors import DataError
 
 
 def read(path: Path) -> list[Any]:
-    return list(jsonl.read_rows(path))
+    return list(files.read_rows(path))
 
 
 def error_of(path: Path, content: bytes) -> str:
@@ -44,13 +44,13 @@ def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
 def test_a_file_of_many_batches_comes_whole_and_in_order(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(many(3000))
-    assert [row["n"] for row in jsonl.read_rows(path)] == list(range(3000))
+    assert [row["n"] for row in files.read_rows(path)] == list(range(3000))
 
 
 def test_rows_come_before_the_file_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(many(3000) + b"{broken")
-    assert next(iter(jsonl.read_rows(path)))["n"] == 0
+    assert next(iter(files.read_rows(path)))["n"] == 0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_is_converted_is_named_by_line_too(tmp_path: Path) -> None:
 
     path = tmp_path / "rows.jsonl"
     path.write_bytes(many(3))
-    rows = jsonl.read_rows(path, convert)
+    rows = files.read_rows(path, convert)
     assert [next(rows), next(rows)] == [0, 1]
     with pytest.raises(DataError, match=r"rows\.jsonl:3: two is not wanted"):
         next(rows)
@@ -137,19 +137,19 @@ def test_what_is_converted_is_named_by_line_too(tmp_path: Path) -> None:
 )
 def test_what_is_written_is_read_back(tmp_path_factory: Any, rows: list[dict[str, Any]], name: str) -> None:
     path = tmp_path_factory.mktemp("rows") / name
-    assert jsonl.write_rows(path, rows) == len(rows)
+    assert files.write_rows(path, rows) == len(rows)
     assert read(path) == rows
 
 
 def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
     row = json.loads(r'{"a": "\ud800", "b": "é"}')
-    jsonl.write_rows(tmp_path / "rows.jsonl", [row])
+    files.write_rows(tmp_path / "rows.jsonl", [row])
     assert read(tmp_path / "rows.jsonl") == [row]
 
 
 def test_the_same_rows_packed_twice_are_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
-        jsonl.write_rows(tmp_path / name, [{"a": 1}])
+        files.write_rows(tmp_path / name, [{"a": 1}])
     content = (tmp_path / "a.jsonl.gz").read_bytes()
     assert content == (tmp_path / "b.jsonl.gz").read_bytes()
     assert content[4:8] == b"\0\0\0\0", "the time of writing is in the file"
@@ -157,8 +157,8 @@ def test_the_same_rows_packed_twice_are_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    jsonl.write_rows(path, [{"old": 1}])
+    files.write_rows(path, [{"old": 1}])
     with pytest.raises(DataError, match="row 1 is not a mapping"):
-        jsonl.write_rows(path, [{"new": 1}, "text"])  # type: ignore[list-item]
+        files.write_rows(path, [{"new": 1}, "text"])  # type: ignore[list-item]
     assert read(path) == [{"old": 1}]
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]

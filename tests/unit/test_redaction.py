@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import logging
+from urllib.parse import quote
 
 import pytest
 
 from evsys_sdk import redaction
-from evsys_sdk.atomic import to_json, write_json
+from evsys_sdk.cli.output import print_table
 from evsys_sdk.errors import shorten
-from evsys_sdk.jsonl import encode_row
+from evsys_sdk.files import encode_row, to_json, write_json
+from evsys_sdk.format import GuardedStream
 from evsys_sdk.logs import line_format
 from evsys_sdk.record.journal import ROLLOUT, Journal
-from evsys_sdk.redaction import REDACTED, learn_from_settings, learn_from_words, redact, redact_data, redact_values
+from evsys_sdk.redaction import (
+    REDACTED,
+    add_secrets,
+    is_variable_name,
+    learn_from_settings,
+    learn_from_words,
+    redact,
+    redact_data,
+    redact_values,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -133,3 +146,197 @@ def test_records_logs_and_journals_hold_no_secret_and_datasets_come_back_as_they
 def test_half_a_secret_does_not_stay_behind_when_a_text_is_shortened(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "Zy9" * 40)
     assert "Zy9" not in shorten(f"the key {'Zy9' * 40} was refused", 60)
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "ann:", "somebody:"])
+@pytest.mark.parametrize("after", ["", "!", "=="])
+@pytest.mark.parametrize("alphabet", [base64.b64encode, base64.urlsafe_b64encode])
+def test_base64_with_a_secret_in_it_goes_as_a_whole(before, after, alphabet):
+    secret = "pw?>~ of Ann-77"
+    add_secrets([secret])
+    coded = alphabet(f"{before}{secret}{after}".encode()).decode()
+    assert redact_values(f"got {coded} as header") == f"got {REDACTED} as header"
+    assert redact_values(f"got {secret.encode().hex()}") == f"got {REDACTED}"
+
+
+def test_user_and_password_of_a_url_are_known_in_the_header_that_a_client_makes_of_them():
+    learn_from_settings({"base_url": "http://ann:p%40ss%2Fw9@127.0.0.1:9/v1", "next": "https://bo:hunter2@h"})
+    header = base64.b64encode(b"ann:p@ss/w9").decode()
+    short = base64.b64encode(b"bo:hunter2").decode()
+    told = redact_values(json.dumps({"sent": [header, short], "said": "p@ss/w9 p%40ss%2Fw9 hunter2 p%40ss%2fw9"}))
+    assert json.loads(told) == {"sent": [REDACTED] * 2, "said": " ".join([REDACTED] * 4)}
+    unknown = base64.b64encode(b"eve:unknown-pw").decode()
+    assert redact(f"refused 'Basic {unknown}'") == f"refused 'Basic {REDACTED}'"
+
+
+@pytest.mark.parametrize("between", ["\n", "\r\n", "\\n", "\n    ", " \u2502\n\u2502 ", "\n> "])
+@pytest.mark.parametrize("width", [1, 3, 7, 20])
+def test_a_secret_that_was_broken_over_lines_goes(between, width):
+    secret = "Zq9-long.secret+value/0815"
+    add_secrets([secret])
+    pieces = [secret[start : start + width] for start in range(0, len(secret), width)]
+    assert redact_values(f"it was {between.join(pieces)} there") == f"it was {REDACTED} there"
+
+
+def test_headers_and_nested_or_numeric_secrets_of_a_config_are_secrets():
+    settings = {
+        "headers": {
+            "X-Tenant": "tenant-one-9",
+            "Content-Type": "application/json",
+            "Authorization": "Bearer tok-en-ab1",
+        },
+        "params": {"extra_headers": {"Cookie": "sid=abcdef99"}, "private_key": 123456789012345},
+        "credentials": {"user": "ann-the-user", "values": ["first-one-1"]},
+        "api_keys": ["second-one-2", 987654321],
+        "n": 123456789012345678,
+    }
+    learn_from_settings(settings)
+    told = redact_data(settings)
+    assert told == {
+        "headers": {"X-Tenant": REDACTED, "Content-Type": "application/json", "Authorization": REDACTED},
+        "params": {"extra_headers": {"Cookie": REDACTED}, "private_key": REDACTED},
+        "credentials": {"user": REDACTED, "values": [REDACTED]},
+        "api_keys": [REDACTED, REDACTED],
+        "n": 123456789012345678,
+    }
+    said = "tenant-one-9 tok-en-ab1 sid=abcdef99 123456789012345 ann-the-user first-one-1 second-one-2 987654321"
+    assert redact_values(said) == " ".join([REDACTED] * 8)
+    assert redact_values("application/json 0.987654321 987654321.5 1987654321") == (
+        "application/json 0.987654321 987654321.5 1987654321"
+    )
+    assert redact_data({"run.headers.X-Tenant": "other-tenant", "run.headers.Accept": "text/html"}) == {
+        "run.headers.X-Tenant": REDACTED,
+        "run.headers.Accept": "text/html",
+    }
+
+
+def test_json_in_which_a_number_was_a_secret_is_still_json():
+    add_secrets(["123456789012345"])
+    data = {"n": [123456789012345, 1.5], "said": "code: 123456789012345, \\"}
+    for text in (json.dumps(data), json.dumps(data, indent=2)):
+        assert json.loads(redact_values(text)) == {"n": [REDACTED, 1.5], "said": f"code: {REDACTED}, \\"}
+    lines = redact_values("\n".join([json.dumps(data)] * 2)).splitlines()
+    assert [json.loads(line)["n"][0] for line in lines] == [REDACTED] * 2
+
+
+def test_a_variable_that_the_config_or_the_command_line_names_is_a_secret(monkeypatch):
+    monkeypatch.setenv("MYSVC_ACCESS", "plainwordsecret")
+    monkeypatch.setenv("MYSVC_OTHER", "other-secret-42")
+    monkeypatch.setenv("MYSVC_THIRD", "third-secret-43")
+    monkeypatch.setenv("MYSVC_HOME", "/srv/mysvc-9")
+    learn_from_words(["eval", "model", "--api-key-env", "MYSVC_ACCESS", "--set", "a.params={access: $MYSVC_THIRD}"])
+    learn_from_settings({"auth_from": "MYSVC_OTHER", "folder": "MYSVC_HOME"})
+    said = "plainwordsecret other-secret-42 third-secret-43 /srv/mysvc-9"
+    assert redact_values(said) == f"{REDACTED} {REDACTED} {REDACTED} /srv/mysvc-9"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_name"),
+    [("OPENAI_API_KEY", True), ("MYSVC_ACCESS", True), ("E2B_API_KEY", True), ("KEY2", True), ("my_token", True),
+     ("AWS_S3_KEY_01", True), ("AKIAIOSFODNN7EXAMPLE", False), ("QWERTYUIOPASDFGH", False), ("X9K2M4P7Q1Z8", False),
+     ("SK_LIVE_51H8XYZ9ABCDE", False), ("sk-abc", False), ("abcDEF123ghi456jkl", False), ("f00ba7f00ba7f00b", False),
+     ("correct_horse_battery_staple", False), ("QWERTY_UIOPAS_DFGHJK", False), ("abcdefghijklm", False),
+     ("OPENAI_APIKEY_PROD", True), ("my_company_api_token", True)],
+)  # fmt: skip
+def test_a_key_in_the_place_of_a_variables_name_is_known_by_how_it_reads(value, is_name):
+    assert is_variable_name(value) is is_name
+    learn_from_settings({"api_key_env": value})
+    assert redact_data({"run.backend.params.api_key_env": value}) == {
+        "run.backend.params.api_key_env": value if is_name else REDACTED
+    }
+    assert (REDACTED in redact_values(f"set {value}")) is (not is_name and len(value) >= 8)
+
+
+KEY = "corr3ct-horse/battery+staple"
+SHAPE = "sk-proj-abcdefgh12345678ijkl"
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [(f"key {KEY} end\n", f"key {REDACTED} end\n"), (f"{KEY}{KEY}", REDACTED * 2), (f"x={json.dumps(KEY)},", None),
+     (f"url {quote(KEY, safe='')}\n", f"url {REDACTED}\n"), (f"{KEY[:9]}, then\n", f"{KEY[:9]}, then\n")],
+)  # fmt: skip
+def test_a_secret_that_is_written_to_a_stream_in_pieces_is_redacted(said, left, size, flushes):
+    add_secrets([KEY])
+    out = io.StringIO()
+    stream = GuardedStream(out)
+    for place in range(0, len(said), size):
+        stream.write(said[place : place + size])
+        if flushes:
+            stream.flush()
+    stream.finish()
+    assert KEY not in out.getvalue() and out.getvalue() == (left or f'x="{REDACTED}",')
+
+
+@pytest.mark.parametrize("said", [SHAPE, f"Authorization: Bearer {SHAPE[8:]}", f"api_key={SHAPE[8:]}"])
+@pytest.mark.parametrize("size", [1, 5, 11])
+def test_a_secret_known_by_its_shape_is_redacted_when_it_is_written_in_pieces(said, size):
+    out = io.StringIO()
+    stream = GuardedStream(out)
+    for place in range(0, len(said), size):
+        stream.write(said[place : place + size])
+    stream.write("\n")
+    assert "12345678" not in out.getvalue() and REDACTED in out.getvalue()
+
+
+VALUE = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6"
+SHAPED = [
+    *(
+        f"{mark}{VALUE}"
+        for mark in ("sk-", "sk_live_", "hf_", "ghp_", "github_pat_", "glpat-", "xoxb-", "AIza", "ya29.")
+    ),
+    *(f"{mark}{VALUE}" for mark in ("Bearer ", "api_key=", "x-api-key: ", '"api_key": "', "client_secret=")),
+    *(f"{mark}{VALUE}" for mark in ("Authorization: ", "authorization, token ", "https://h/p?key=", "?a=1&sig=")),
+    f"https://hooks.slack.com/services/T000/B000/{VALUE}",
+    f"https://user:{VALUE}@host/x",
+    f"-----BEGIN RSA PRIVATE KEY-----\nMII\n{VALUE}\n-----END RSA PRIVATE KEY-----",
+]
+
+
+@pytest.mark.parametrize("secret", SHAPED)
+def test_a_secret_known_by_its_shape_is_redacted_wherever_the_stream_is_flushed(secret):
+    said = f"got {secret} and more\n"
+    assert REDACTED in redact(said)
+    splits = [[said[:at], said[at:]] for at in range(1, len(said))]
+    splits += [[said[at : at + size] for at in range(0, len(said), size)] for size in (1, 2, 3, 5, 11)]
+    for pieces in splits:
+        out = io.StringIO()
+        stream = GuardedStream(out)
+        for piece in pieces:
+            stream.write(piece)
+            stream.flush()
+        stream.finish()
+        left = out.getvalue()
+        assert VALUE[:4] not in left and VALUE[-4:] not in left, pieces
+        assert REDACTED in left and left.startswith("got ") and left.endswith(" and more\n"), pieces
+
+
+def test_what_became_a_secret_after_it_was_written_is_not_written_twice():
+    out = io.StringIO()
+    stream = GuardedStream(out)
+    print("user late-secret-77 says", file=stream, flush=True)
+    add_secrets(["late-secret-77"])
+    print("hello late-secret-77", file=stream, flush=True)
+    assert out.getvalue() == f"user late-secret-77 says\nhello {REDACTED}\n"
+
+
+def test_a_flushed_line_is_there_at_once_and_ordinary_text_is_not_changed():
+    add_secrets([KEY])
+    out = io.StringIO()
+    stream = GuardedStream(out)
+    print("12 of", 40, end="", file=stream, flush=True)
+    assert out.getvalue() == "12 of 40"
+    stream.write(", done\n")
+    assert out.getvalue() == "12 of 40, done\n"
+
+
+def test_a_secret_in_a_table_cell_is_redacted_before_the_cell_is_wrapped(monkeypatch):
+    add_secrets([KEY])
+    out = io.StringIO()
+    out.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setenv("COLUMNS", "24")
+    print_table(["name", "about"], [["a", f"said {KEY} and more"]])
+    assert "battery" not in out.getvalue() and "staple" not in out.getvalue() and "[redacte" in out.getvalue()

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from evsys_sdk import sandbox
-from evsys_sdk.sandbox import Limits, Sandbox, SandboxError, SandboxUnavailable, run_sandboxed, why_unavailable
+from evsys_sandbox import sandbox
+from evsys_sandbox.errors import SandboxError, SandboxUnavailable
+from evsys_sandbox.launch import SandboxLimits
+from evsys_sandbox.sandbox import Sandbox, run_sandboxed, why_unavailable
 
 MISSING = why_unavailable()
 needs_bubblewrap = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -152,7 +154,7 @@ KEY_OWNER = (
     KEYRINGS
     + """
 import asyncio, sys
-from evsys_sdk.sandbox import run_sandboxed
+from evsys_sandbox.sandbox import run_sandboxed
 kernel(CONTROL, 1, None)  # a session keyring of this process alone
 if not CONTROL or add(b"of-host", b"SECRET") < 0:
     sys.exit("no keyrings")
@@ -193,7 +195,7 @@ async def test_a_fork_bomb_stays_small_and_is_gone_afterwards():
                 os.execv("/usr/bin/sleep", ["sleep", "{mark}"])
             made += 1
         """,
-        limits=Limits(processes=40),
+        limits=SandboxLimits(processes=40),
         timeout_seconds=30,
     )
     assert 10 < int(result.stdout) < 40
@@ -211,7 +213,7 @@ async def test_memory_is_limited():
         except MemoryError:
             print("refused")
         """,
-        limits=Limits(memory_bytes=256 << 20),
+        limits=SandboxLimits(memory_bytes=256 << 20),
     )
     assert result.stdout == "refused\n"
 
@@ -227,7 +229,7 @@ async def test_memory_is_limited_in_total_however_many_share_it():
                 time.sleep(60)
         time.sleep(60)
     """
-    limits = Limits(memory_bytes=1 << 30, total_memory_bytes=200 << 20)
+    limits = SandboxLimits(memory_bytes=1 << 30, total_memory_bytes=200 << 20)
     result = await python(hoard, limits=limits, timeout_seconds=60)
     assert (result.killed, result.timed_out, result.exit_code) == ("memory", False, 128 + signal.SIGKILL)
     share = """
@@ -245,7 +247,7 @@ async def test_memory_is_limited_in_total_however_many_share_it():
 async def test_disk_is_limited_in_total_however_many_files_hold_it(how, monkeypatch):
     monkeypatch.setattr(sandbox, "DISK_LOOK_SECONDS", 0.3)
     fill = "head -c 3000000 /dev/zero > $(mktemp -p /app); sleep 0.05"
-    async with Sandbox(limits=Limits(disk_bytes=20 << 20)) as box:
+    async with Sandbox(limits=SandboxLimits(disk_bytes=20 << 20)) as box:
         if how == "one long command":
             killed = (await box.run(f"while :; do {fill}; done", timeout_seconds=60)).killed
         else:
@@ -259,7 +261,7 @@ async def test_disk_is_limited_in_total_however_many_files_hold_it(how, monkeypa
 @pytest.mark.parametrize("place", ["/tmp/x", "/dev/shm/x"])
 async def test_memory_cannot_be_had_as_files_either(place):
     result = await run_sandboxed(
-        f"head -c 20000000 /dev/zero > {place}; wc -c < {place}", limits=Limits(tmp_bytes=1 << 20)
+        f"head -c 20000000 /dev/zero > {place}; wc -c < {place}", limits=SandboxLimits(tmp_bytes=1 << 20)
     )
     assert int(result.stdout) <= 1 << 20
 
@@ -272,7 +274,7 @@ async def test_when_memory_runs_out_the_sandbox_goes_first_and_cannot_change_tha
 
 @needs_bubblewrap
 async def test_a_file_has_a_largest_size():
-    result = await run_sandboxed("head -c 20000000 /dev/zero > x; wc -c < x", limits=Limits(file_bytes=1 << 20))
+    result = await run_sandboxed("head -c 20000000 /dev/zero > x; wc -c < x", limits=SandboxLimits(file_bytes=1 << 20))
     assert int(result.stdout) <= 1 << 20
 
 
@@ -283,6 +285,15 @@ async def test_a_time_out_ends_everything_it_started(command):
     result = await run_sandboxed(command.format(n=mark), timeout_seconds=0.7)
     assert result.timed_out and result.exit_code == 128 + signal.SIGKILL and result.seconds < 10
     assert alive(mark) == []
+
+
+@needs_bubblewrap
+@needs_python
+async def test_threads_on_all_processors_may_compute_until_the_time_limit(monkeypatch):
+    """The kernel adds up the time of all threads of a process: on three processors, three seconds in each second."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    done = await python("import resource; print(resource.getrlimit(resource.RLIMIT_CPU))", timeout_seconds=29.5)
+    assert done.stdout == "(93, 93)\n"
 
 
 @needs_bubblewrap
@@ -313,9 +324,8 @@ async def test_a_cancelled_command_is_gone_before_the_cancellation_returns():
 @needs_bubblewrap
 def test_the_sandbox_dies_with_its_launcher():
     mark = mark_seconds()
-    code = (
-        f"import asyncio; from evsys_sdk.sandbox import run_sandboxed; asyncio.run(run_sandboxed(['sleep', '{mark}']))"
-    )
+    start = f"asyncio.run(run_sandboxed(['sleep', '{mark}']))"
+    code = f"import asyncio; from evsys_sandbox.sandbox import run_sandboxed; {start}"
     launcher = subprocess.Popen([sys.executable, "-c", code])
     try:
         _wait_until(lambda: len(alive(mark)) >= 2)  # the launcher itself, and what it launched
@@ -336,10 +346,10 @@ def open_folder():
 
 HALF_MADE = """
 import asyncio, sys
-from evsys_sdk import sandbox, sandbox_launch
+from evsys_sandbox import launch, sandbox
 sandbox.why_unavailable = lambda: None
-real = sandbox_launch._tool
-sandbox_launch._tool = lambda name: sys.argv[1] if name == "bwrap" else real(name)
+real = launch._tool
+launch._tool = lambda name: sys.argv[1] if name == "bwrap" else real(name)
 asyncio.run(sandbox.run_sandboxed(["true"]))
 """
 
@@ -364,7 +374,7 @@ def test_what_has_not_yet_asked_to_die_with_its_parent_dies_with_the_launcher(op
 
 LOOPING = """
 import asyncio, sys
-from evsys_sdk.sandbox import run_sandboxed, why_unavailable
+from evsys_sandbox.sandbox import run_sandboxed, why_unavailable
 async def again(number):
     while True:
         await run_sandboxed(["sleep", sys.argv[1]], timeout_seconds=0.01 + 0.02 * number)
@@ -415,13 +425,15 @@ def _wait_until(true, seconds: float = 30.0) -> None:
 
 @needs_bubblewrap
 async def test_a_flood_of_output_is_cut_and_does_not_hang():
-    result = await run_sandboxed("yes", limits=Limits(output_bytes=10_000), timeout_seconds=20)
+    result = await run_sandboxed("yes", limits=SandboxLimits(output_bytes=10_000), timeout_seconds=20)
     assert len(result.stdout) == 10_000 and not result.timed_out
 
 
 @needs_bubblewrap
 async def test_output_beyond_the_limit_does_not_stop_a_command():
-    result = await run_sandboxed("head -c 50000 /dev/zero; echo end >&2; exit 4", limits=Limits(output_bytes=10_000))
+    result = await run_sandboxed(
+        "head -c 50000 /dev/zero; echo end >&2; exit 4", limits=SandboxLimits(output_bytes=10_000)
+    )
     assert (len(result.stdout), result.stderr, result.exit_code) == (10_000, "end\n", 4)
 
 
@@ -483,6 +495,23 @@ async def test_a_link_laid_by_the_model_leads_nowhere(tmp_path):
 
 
 @needs_bubblewrap
+async def test_a_folder_in_a_files_place_is_an_error_of_the_sandbox_and_can_be_removed(tmp_path):
+    (tmp_path / "kept").touch()
+    async with Sandbox() as box:
+        await box.run(f"mkdir -p file/a; touch file/a/b; ln -s {tmp_path} file/link; chmod 0 file/a; touch other")
+        with pytest.raises(SandboxError, match="file in the sandbox is not a plain file"):
+            box.read("file")
+        with pytest.raises(SandboxError, match="file in the sandbox is not a plain file"):
+            box.write("file", "x")
+        held = [os.path.realpath(handle) for handle in Path("/proc/self/fd").iterdir()]
+        assert not [path for path in held if path.endswith("/file")], "a handle is left open"
+        box.remove("file")
+        assert (await box.run("ls")).stdout == "other\n" and (tmp_path / "kept").exists()
+        box.write("file", "x")
+        assert box.read("file") == b"x"
+
+
+@needs_bubblewrap
 @needs_python
 async def test_a_tree_as_deep_as_can_be_is_removed():
     async with Sandbox() as box:
@@ -539,7 +568,8 @@ async def test_a_missing_tool_is_named_with_its_package_and_nothing_runs(tool, m
 
 async def test_a_machine_that_forbids_it_is_told_what_to_allow(monkeypatch, fresh_answer):
     monkeypatch.setattr(sandbox.shutil, "which", lambda name, path: name)
-    monkeypatch.setattr(sandbox, "_try_out", lambda: "bwrap: No permissions to create a new namespace")
+    fails = ["/bin/sh", "-c", "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"]
+    monkeypatch.setattr(sandbox, "outer_command", lambda uid: fails)
     with pytest.raises(SandboxUnavailable, match=r"No permissions.*user namespaces.*nothing is run without a sandbox"):
         await run_sandboxed("true")
 

@@ -6,16 +6,26 @@ import struct
 
 import pytest
 
-from evsys_sdk.sandbox_filter import ARCHITECTURES, REFUSED, seccomp_filter
+from evsys_sandbox.seccomp import ARCHITECTURES, REFUSED, seccomp_filter
 
-ALLOW, REFUSE, UNKNOWN_FAMILY = 0x7FFF0000, 0x00050001, 0x00050061
+ALLOW, REFUSE, UNKNOWN_FAMILY, NOT_THERE = 0x7FFF0000, 0x00050001, 0x00050061, 0x00050026
 X86_64, I386, AARCH64, UNKNOWN = 0xC000003E, 0x40000003, 0xC00000B7, 0x16
 AF_UNIX, AF_INET, AF_ALG, AF_VSOCK = 1, 2, 38, 40
 
 
-def verdict(architecture: int, number: int, first_argument: int = 0) -> int:
-    program = list(struct.iter_unpack("=HBBI", seccomp_filter()))
-    data, place, held = {0: number, 4: architecture, 16: first_argument}, 0, 0
+def verdict(
+    architecture: int, number: int, first: int = 0, third: int = 0, *, second: int = 0, traced: bool = False
+) -> int:
+    program = list(struct.iter_unpack("=HBBI", seccomp_filter(traces_executions=traced, traces_opens=traced)))
+    data = {
+        0: number,
+        4: architecture,
+        16: first & 0xFFFFFFFF,
+        24: second & 0xFFFFFFFF,
+        32: third & 0xFFFFFFFF,
+        36: third >> 32,
+    }
+    place, held = 0, 0
     while True:
         code, if_true, if_false, operand = program[place]
         place += 1
@@ -24,7 +34,7 @@ def verdict(architecture: int, number: int, first_argument: int = 0) -> int:
         elif code == 0x06:
             return operand
         else:
-            true = {0x15: held == operand, 0x35: held >= operand}[code]
+            true = {0x15: held == operand, 0x35: held >= operand, 0x45: held & operand != 0}[code]
             place += if_true if true else if_false
 
 
@@ -60,6 +70,48 @@ def test_sockets_are_of_the_usual_families_only(architecture, socket):
         UNKNOWN_FAMILY,
         UNKNOWN_FAMILY,
     ]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: hex(a.audit))
+def test_no_process_is_born_out_of_its_tracers_sight(architecture):
+    """`clone` with CLONE_UNTRACED is refused, and `clone3`, whose flags cannot be seen, is not there."""
+    clone, fork, thread, untraced = architecture.numbers["clone"], 17, 0x3D0F00, 0x00800000
+    answers = [verdict(architecture.audit, clone, flags) for flags in (fork, thread, untraced, fork | untraced)]
+    assert answers == [ALLOW, ALLOW, REFUSE, REFUSE]
+    assert verdict(architecture.audit, 435) == NOT_THERE
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: hex(a.audit))
+def test_a_process_changes_no_limits_but_its_own(architecture):
+    """`prlimit64(pid, resource, new, old)`: with another pid only without new limits, wherever they lie in memory."""
+    number, itself, another = architecture.numbers["prlimit64"], 0, 77
+    calls = [(itself, 0), (itself, 0x7FFF_0000_1000), (another, 0), (another, 0x1000), (another, 0x7FFF_0000_0000)]
+    answers = [verdict(architecture.audit, number, pid, new) for pid, new in calls]
+    assert answers == [ALLOW, ALLOW, ALLOW, REFUSE, REFUSE]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: hex(a.audit))
+def test_the_tracer_sees_executions_where_there_is_one(architecture):
+    numbers = [architecture.numbers[name] for name in ("execve", "execveat")]
+    assert [verdict(architecture.audit, number) for number in numbers] == [ALLOW, ALLOW]
+    assert [verdict(architecture.audit, number, traced=True) for number in numbers] == [0x7FF00000, 0x7FF00001]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: hex(a.audit))
+def test_the_tracer_sees_what_opens_files_to_write_or_folders(architecture):
+    """Not what opens files to read; `openat2`, whose flags cannot be seen, is not there."""
+    read, flags = 0o2000000, (0o1, 0o2, 0o101, 0o1001, 0o200000, 0o10000000)
+    at, numbers = architecture.audit, architecture.numbers
+    seen = [verdict(at, numbers["openat"], third=each, traced=True) for each in (read, *flags)]
+    assert seen == [ALLOW, *[0x7FF00003] * len(flags)]
+    if "open" in numbers:
+        seen = [verdict(at, numbers["open"], second=each, traced=True) for each in (read, *flags)]
+        assert seen == [ALLOW, *[0x7FF00002] * len(flags)]
+        assert verdict(at, numbers["creat"], traced=True) == 0x7FF00004
+    assert [verdict(at, numbers[name], traced=True) for name in ("chdir", "fchdir")] == [0x7FF00005, 0x7FF00006]
+    assert verdict(at, 437, traced=True) == NOT_THERE
+    names = ("openat", "chdir", "fchdir", "openat2")
+    assert {verdict(at, numbers[name], third=0o1) for name in names} == {ALLOW}
 
 
 @pytest.mark.parametrize("number", [0, 1, 59, 101, 250, 521])

@@ -10,22 +10,27 @@ that needs an environment. In all of them nothing but a forgery can give a rewar
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
 
 pytest.importorskip("harbor", reason="needs the extra harbor")
 
+from evsys_sandbox.grading import SITECUSTOMIZE
+from evsys_sandbox.sandbox import run_sandboxed, why_unavailable
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask
 from evsys_sdk.errors import VerifierFailed
-from evsys_sdk.protocols import AgentSpec
-from evsys_sdk.rollout.engine import RolloutEngine
-from evsys_sdk.sandbox import run_sandboxed, why_unavailable
-from evsys_sdk.surface import SamplingParams
-from evsys_sdk.task_dirs import read_task, write_task
+from evsys_sdk.protocols import AgentSpec, Rollout
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.rollout.task_dirs import read_task, write_task
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import SamplingParams
 from evsys_sdk.verifiers import grade
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
@@ -41,7 +46,12 @@ cd /app
 python3 /tests/check.py && python3 -m json.tool /tests/data.json > /dev/null && python3 -c 'import random'
 if [ $? -eq 0 ]; then echo 1 > {REWARD}; else echo 0 > {REWARD}; fi
 """,
-    "check.py": "import json, re, subprocess, sys\nimport helper\nsys.exit(helper.verdict())\n",
+    "check.py": (
+        "import copy, csv, ctypes.util, dataclasses, email, json, pickle, platform, re, subprocess, sys, urllib.request, zipfile\n"
+        "import importlib.metadata\n"
+        "for plugin in importlib.metadata.entry_points(group='pytest11'): plugin.load()\n"
+        "import helper\nsys.exit(helper.verdict())\n"
+    ),
     "helper.py": (
         "def verdict():\n"
         "    import difflib\n"
@@ -77,6 +87,14 @@ LEFT_BEHIND = {
     "a standard module in the working directory": "put /app/json.py; put /app/random.py; put /app/runpy.py",
     "a module that another imports late": "put /app/difflib.py; put /tests/difflib.py",
     "the tests' module in the working directory": "put /app/helper.py; put /app/check.py; put /app/helper/__init__.py",
+    "modules that the standard library tries to import": (
+        "for m in msvcrt _winapi winreg nt org _scproxy vms_lib java ce _manylinux; do put /app/$m.py; put /app/$m/__init__.py; done; "
+        "put /app/org/python/__init__.py; put /app/org/python/core.py"
+    ),
+    "a plugin of pytest": (
+        "put /app/evil.py; mkdir -p /app/evil-1.dist-info; printf 'Metadata-Version: 2.1\\nName: evil\\nVersion: 1\\n' > /app/evil-1.dist-info/METADATA; "
+        "printf '[pytest11]\\nevil = evil\\n' > /app/evil-1.dist-info/entry_points.txt"
+    ),
     "sitecustomize": "for d in /app /root /tests /home; do put $d/sitecustomize.py; put $d/usercustomize.py; done",
     "a .pth under home": (
         "for d in /app /root /home/user $HOME; do for v in 3.9 3.10 3.11 3.12 3.13; do "
@@ -125,10 +143,14 @@ def task_with(tests: dict[str, str], tmp_path) -> HarborTask:
 
 
 async def reward_of(task: HarborTask, command: str) -> float | None:
+    return (await rollout_of(task, command)).reward
+
+
+async def rollout_of(task: HarborTask, command: str) -> Rollout:
     call = json.dumps({"name": "bash", "arguments": {"command": command}})
     said = [f"<tool_call>{call}</tool_call>", "done"]
     model = ScriptedModel(lambda _: said.pop(0) if len(said) > 1 else said[0])
-    [[rollout]] = await RolloutEngine(retries=0).roll_out(
+    [[rollout]] = await HarborRolloutEngine(retries=0).roll_out(
         [task],
         sampler=model,
         renderer=ChatRenderer(ByteTokenizer()),
@@ -136,7 +158,7 @@ async def reward_of(task: HarborTask, command: str) -> float | None:
         agent=SHELL,
     )
     assert len(rollout.turns) == 2, "the attack was not carried out"
-    return rollout.reward
+    return rollout
 
 
 @pytest.mark.parametrize("attack", LEFT_BEHIND)
@@ -162,6 +184,109 @@ python3 -c 'import solution; assert solution.answer() == 42' && python3 -m solut
         "echo 'import part; assert part.N == 42' > /app/main.py"
     )
     assert await reward_of(task_with(tests, tmp_path), wrote) == 1.0
+
+
+FAKE = "mkdir -p /app/lib; for p in python3 grep cat git-evil; do printf '#!/bin/sh\\nexit 0\\n' > /app/lib/$p; chmod +x /app/lib/$p; done"
+SEARCHED = {
+    "PATH": ("grep -q 42 /app/answer.txt", FAKE),
+    "LD_LIBRARY_PATH": (
+        "grep -q 42 /app/answer.txt",
+        "mkdir -p /app/lib; echo 'void _exit(int); __attribute__((constructor)) static void f(void) { _exit(0); }' > /app/e.c; "
+        "nm -D /usr/bin/grep | grep -o 'pcre2*_[a-z_0-9]*' | sed 's/.*/void &(void) {}/' >> /app/e.c; "
+        "for n in libpcre2-8.so.0 libpcre.so.3; do gcc -shared -fPIC -o /app/lib/$n /app/e.c; done",
+    ),
+    "PERL5LIB": (
+        "perl -e 'use strict; use warnings; open my $f, q(/app/answer.txt); exit <$f> != 42'",
+        "mkdir -p /app/lib; for m in strict warnings; do echo 'exit 0;' > /app/lib/$m.pm; done",
+    ),
+    "PYTHONPATH": ("python3 /tests/check.py", "put /app/lib/helper.py; put /app/lib/json.py; put /app/lib/msvcrt.py"),
+    "GIT_EXEC_PATH": ("git evil", FAKE),
+    "OPENSSL_CONF": (
+        'python3 -c \'import ssl; ssl.create_default_context(); exit(open("/app/answer.txt").read() != "42")\'',
+        "mkdir -p /app/lib; echo 'void _exit(int); __attribute__((constructor)) static void f(void) { _exit(0); }' > /app/e.c; gcc -shared -fPIC -o /app/e.so /app/e.c; "
+        "printf 'openssl_conf = a\\n[a]\\nproviders = b\\n[b]\\ne = c\\n[c]\\nmodule = /app/e.so\\nactivate = 1\\n' > /app/lib/openssl.cnf",
+    ),
+}
+"""Variables that name folders or files to begin with, honest tests that fail, and what an agent puts there."""
+
+
+@pytest.mark.parametrize("value", ["/app/lib", "/usr/../app/lib", "lib"], ids=["plain", "by a detour", "relative"])
+@pytest.mark.parametrize("name", SEARCHED)
+async def test_a_search_path_of_the_dockerfile_forges_no_reward(name, value, tmp_path):
+    honest, attack = SEARCHED[name]
+    test_sh = f"#!/bin/bash\ncd /app\nif {honest}; then echo 1 > {REWARD}; else echo 0 > {REWARD}; fi\n"
+    task_with({**HONEST, "test.sh": test_sh}, tmp_path)
+    folder = tmp_path / "task"
+    value += "/openssl.cnf" if name == "OPENSSL_CONF" else f":${name}" if name == "PATH" else ""
+    (folder / "environment" / "Dockerfile").write_text(f"FROM debian\nWORKDIR /app\nENV {name}={value}\n")
+    command = f"echo 41 > /app/answer.txt\nEVIL={_quoted(EVIL)}\n{PUT}{attack}\ntrue"
+    assert await reward_of(read_task(folder), command) in (0.0, None)
+
+
+async def test_programs_and_libraries_in_a_search_path_of_the_dockerfile_are_found(tmp_path):
+    """A program, a library and modules that only the model has, by the names that the task gives them."""
+    test_sh = f"""#!/bin/bash
+cd /
+[ "$(answer)" = 42 ] && [ "$(/app/bin/linked)" = 42 ] && [ "$(perl -MMine -e 'print Mine::n()')" = 42 ] || exit 1
+python3 -c 'import mine; assert mine.N == 42' && node -e 'process.exit(require("mine") - 42)' && echo 1 > {REWARD}
+"""
+    task_with({"test.sh": test_sh}, tmp_path)
+    folder = tmp_path / "task"
+    (folder / "environment" / "Dockerfile").write_text(
+        "FROM debian\nWORKDIR /app\nENV PATH=/app/bin:$PATH LD_LIBRARY_PATH=/app/lib PERL5LIB=/app/lib\n"
+        "ENV PYTHONPATH=/app/lib NODE_PATH=/app/lib\n"
+    )
+    wrote = (
+        "mkdir -p bin lib; printf '#!/bin/sh\\necho 42\\n' > bin/answer; chmod +x bin/answer; "
+        "echo 'int n(void) { return 42; }' > n.c; gcc -shared -fPIC -o lib/libn.so n.c; "
+        "printf '#include <stdio.h>\\nint n(void); int main(void) { printf(\"%%d\", n()); }' > m.c; gcc -o bin/linked m.c -Llib -ln; "
+        "echo 'package Mine; sub n { 42 } 1;' > lib/Mine.pm; echo 'N = 42' > lib/mine.py; echo 'module.exports = 42' > lib/mine.js"
+    )
+    assert await reward_of(read_task(folder), wrote) == 1.0
+
+
+def test_a_python_that_does_not_lie_in_the_machines_usr_works_with_the_start_file_of_tests(tmp_path):
+    """Here the one that runs these tests, with pytest, which imports what tests and the working directory hold."""
+    for place, text in {
+        "python/sitecustomize.py": SITECUSTOMIZE,
+        "app/solution.py": "N = 42\n",
+        "app/msvcrt.py": "raise SystemExit(9)\n",
+        "given/test_it.py": (
+            "import solution, subprocess\n"
+            "def test_it(monkeypatch):\n    monkeypatch.setattr('solution.N', 41)\n    assert solution.N == 41\n"
+        ),
+    }.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "given")],
+        cwd=tmp_path / "app",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "python"), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_a_module_of_the_model_does_not_answer_the_optional_import_of_an_installed_package(tmp_path):
+    for place, text in {
+        "python/sitecustomize.py": SITECUSTOMIZE,
+        "installed/fast.py": "try:\n    import numexpr\nexcept ImportError:\n    numexpr = None\n",
+        "app/numexpr.py": "N = 42\n",
+        "given/check.py": "import fast\nassert fast.numexpr is None\nimport numexpr\nassert numexpr.N == 42\n",
+    }.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(text)
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "given" / "check.py")],
+        cwd=tmp_path / "app",
+        env={"PYTHONPATH": f"{tmp_path / 'python'}:{tmp_path / 'installed'}", "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def _quoted(text: str) -> str:
@@ -362,8 +487,418 @@ async def test_tests_that_are_killed_have_passed_nothing(attack, tmp_path):
     assert await reward_of(task_with(tests, tmp_path), program) in (0.0, None)
 
 
-def test_there_are_at_least_forty_attacks():
-    assert len(LEFT_BEHIND) + len(RUN_BY_TESTS) + len(IN_THE_ENVIRONMENT) >= 60
+LEAVE = """
+import ctypes, os, signal, sys, threading, time
+def forge():
+    "In the background, for as long as it can."
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if PIPES_ONLY:
+            write_to_others()
+            continue
+        try:
+            os.path.exists("/app/expected.txt") and open("/app/out.txt", "w").write(open("/app/expected.txt").read())
+            open("/logs/verifier/reward.txt", "w").write("1")
+        except OSError:
+            pass
+        write_to_others()
+def write_to_others():
+    for pid in os.listdir("/proc"):
+        for number in (0, 1, 2) if pid.isdigit() and int(pid) != os.getpid() else ():
+            try:
+                if os.readlink(f"/proc/{pid}/fd/{number}").startswith("pipe:"):
+                    os.write(os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK), b"PASS\\n")
+            except OSError:
+                pass
+def quietly():
+    for number in range(3):
+        os.dup2(os.open("/dev/null", os.O_RDWR), number)
+libc = ctypes.CDLL(None, use_errno=True)
+def clone(flags):
+    return libc.syscall({"x86_64": 56, "aarch64": 220}[os.uname().machine], flags, 0, 0, 0, 0)
+"""
+STRAYS = {
+    "a child": "if os.fork() == 0: quietly(); forge()",
+    "a daemon": "if os.fork() == 0:\n os.setsid(); quietly()\n if os.fork() == 0: forge()",
+    "a daemon of a program that kills itself": "if os.fork() == 0:\n os.setsid(); quietly(); forge()\nos.kill(os.getpid(), 9)",
+    "a daemon that ignores signals": (
+        "if os.fork() == 0:\n os.setsid(); quietly(); [signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]; forge()"
+    ),
+    "another program": "import subprocess; subprocess.Popen([sys.executable, __file__, 'again'], start_new_session=True, stdout=-3, stderr=-3, stdin=-3)",
+    "the child of a thread": "t = threading.Thread(target=lambda: os.fork() or (quietly(), forge())); t.start(); t.join()",
+    "a sibling": "if clone(0x8000) == 0: quietly(); forge()",
+    "an untraced child": "if clone(0x00800000) == 0: quietly(); forge()\nif clone(0x00800000 | 17) == 0: quietly(); forge()",
+    "many generations": "quietly()\nfor _ in range(12):\n  if os.fork(): os._exit(0)\nforge()",
+    "children without end": (
+        "if os.fork() == 0:\n os.setsid(); quietly()\n for _ in range(2000):\n  try:\n   if os.fork() == 0: forge() if _ % 2 else os._exit(0)\n  except OSError: time.sleep(0.01)"
+    ),
+    "a reader of pipes while it runs": "time.sleep(0.1); write_to_others()",
+}
+RACED = {
+    "a pipe": "if python3 /tests/slow.py | grep -q PASS; then echo 1; else echo 0; fi > /app/r; cat /app/r > {reward}",
+    "a file": "echo $RANDOM$RANDOM > /app/expected.txt; sleep 0.5; cmp -s /app/expected.txt /app/out.txt && echo 1 > {reward} || echo 0 > {reward}",
+    "the reward": "echo 0 > {reward}; sleep 0.5",
+    "its starter's pipe": "python3 /tests/starts.py | grep -q PASS && echo 1 > {reward} || echo 0 > {reward}",
+    "its neighbour's pipe": "python3 /app/program.py | python3 /tests/slow.py | grep -q PASS && echo 1 > {reward} || echo 0 > {reward}",
+}
+SLOW = {
+    "slow.py": "import time; time.sleep(0.5); print('FAIL')\n",
+    "starts.py": "import subprocess; subprocess.run(['python3', '/app/program.py'], stdout=-3, stderr=-3); print('FAIL')\n",
+}
+
+
+async def race(stray: str, raced: str, tmp_path, *, words: str = "") -> float | None:
+    test_sh = (
+        f"#!/bin/bash\n# {words}\npython3 /app/program.py > /dev/null 2>&1\n{RACED[raced].format(reward=REWARD)}\n"
+    )
+    # Where it may go on it can write to files as well, the reward's among them: docs/rollouts.md, "What remains".
+    program = f"PIPES_ONLY = {bool(words)}\n{LEAVE}\nif len(sys.argv) > 1: forge()\n{STRAYS[stray]}\n"
+    command = f"cat > /app/program.py <<'EOF'\n{program}EOF\necho wrong > /app/out.txt"
+    return await reward_of(task_with({"test.sh": test_sh, **SLOW}, tmp_path), command)
+
+
+@pytest.mark.parametrize("raced", ["a pipe", "a file", "the reward"])
+@pytest.mark.parametrize("stray", STRAYS)
+async def test_what_a_program_leaves_running_forges_no_reward(stray, raced, tmp_path):
+    assert await race(stray, raced, tmp_path) in (0.0, None)
+
+
+@pytest.mark.parametrize("raced", ["a pipe", "its starter's pipe", "its neighbour's pipe"])
+@pytest.mark.parametrize("stray", ["a child", "a daemon", "another program", "a reader of pipes while it runs"])
+async def test_a_program_that_may_go_on_writes_to_no_pipe_of_the_tests(stray, raced, tmp_path):
+    assert await race(stray, raced, tmp_path, words="curl localhost") in (0.0, None)
+
+
+async def test_a_server_that_a_script_of_the_model_starts_lives_while_the_tests_speak_to_it(tmp_path):
+    test_sh = f"""#!/bin/bash
+bash /app/start.sh
+for i in $(seq 100); do
+    if [ "$(python3 -c "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8123/answer').read().decode())" 2> /dev/null)" = 42 ]
+    then echo 1 > {REWARD}; exit; fi
+    sleep 0.1
+done
+"""
+    wrote = (
+        "cd /app; printf 42 > answer; echo 'cd /app; nohup python3 -m http.server 8123 > /dev/null 2>&1 &' > start.sh"
+    )
+    assert await reward_of(task_with({"test.sh": test_sh}, tmp_path), wrote) == 1.0
+
+
+async def test_tests_in_the_ways_that_people_write_them_still_pass(tmp_path):
+    """Jobs in the background, pipes, process substitution, signals, threads, files moved between folders, node, make."""
+    test_sh = f"""#!/bin/bash
+set -euo pipefail
+cd /app
+python3 solution.py & wait $!
+diff <(python3 solution.py) <(echo 42)
+[ "$(python3 solution.py | tee /dev/stderr | cat)" = 42 ]
+sleep 60 & victim=$!; kill $victim; wait $victim || [ $? = 143 ]
+timeout 0.2 sleep 60 || [ $? = 124 ]
+mkdir -p one two; touch one/f; mv one/f two/g; python3 -c "import os; os.rename('two/g', 'one/h')"
+node -e "const c = require('child_process'); process.exit(c.execSync('python3 /app/solution.py').toString().trim() - 42)"
+printf 'all:\\n\\t@python3 solution.py\\n' > Makefile; [ "$(make -s)" = 42 ]
+python3 /tests/check.py
+seq 200 | xargs -P 4 -n 10 python3 -S -c ''
+echo 1 > {REWARD}
+"""
+    check = """import concurrent.futures, multiprocessing, os, pickle, subprocess, sys, tempfile
+sys.path.insert(0, "/app")
+import solution
+assert solution.answer() == 42
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    ran = list(pool.map(lambda _: subprocess.run([sys.executable, "/app/solution.py"], capture_output=True).stdout, range(8)))
+assert set(ran) == {b"42\\n"}
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+server = subprocess.Popen(["sleep", "60"]); server.terminate(); assert server.wait() == -15
+assert pickle.loads(pickle.dumps(solution.answer))() == 42
+os.kill(os.getpid(), 0)
+"""
+    wrote = "printf 'def answer(): return 42\\nif __name__ == \"__main__\": print(answer())\\n' > /app/solution.py"
+    assert await reward_of(task_with({"test.sh": test_sh, "check.py": check}, tmp_path), wrote) == 1.0
+
+
+FORGED = "/logs/verifier/reward.json"
+"""It comes before reward.txt, so tests that write only the latter do not correct it."""
+WHILE_IT_RUNS = {
+    "rewards as JSON": f"open('{FORGED}', 'w').write('{{\"reward\": 1}}')",
+    "a reward that the tests cannot change": f"open('{REWARD}', 'w').write('1'); os.chmod('{REWARD}', 0o444)",
+    "a reward in a closed folder": f"open('{REWARD}', 'w').write('1'); os.chmod('{REWARD}', 0o444); os.chmod('/logs/verifier', 0o555)",
+    "a folder in the reward's place": f"os.makedirs('{REWARD}/x'); open('{FORGED}', 'w').write('{{\"reward\": 1}}')",
+    "a link to a full device": f"os.symlink('/dev/full', '{REWARD}'); open('{FORGED}', 'w').write('{{\"reward\": 1}}')",
+    "a link to a file elsewhere": f"open('/app/one', 'w').write('1'); os.chmod('/app/one', 0o444); os.symlink('/app/one', '{REWARD}')",
+    "a file moved in": f"import shutil; open('/app/one', 'w').write('{{\"reward\": 1}}'); shutil.move('/app/one', '{FORGED}')",
+    "by way of /proc": f"open('/proc/self/root{FORGED}', 'w').write('{{\"reward\": 1}}')",
+    "no open files for the tests": (
+        f"open('{REWARD}', 'w').write('1'); import resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))"
+    ),
+    "no open files for any other process": (
+        f"import resource; open('{REWARD}', 'w').write('1')\n"
+        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "  try: int(pid) not in (1, os.getpid()) and resource.prlimit(int(pid), resource.RLIMIT_NOFILE, (0, 0))\n"
+        "  except OSError: pass"
+    ),
+    "no file sizes for the tests": (
+        f"import resource, signal; open('{FORGED}', 'w').write('{{\"reward\": 1}}'); resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (0, 0))"
+    ),
+    "a child while it runs": f"os.fork() or open('{FORGED}', 'w').write('{{\"reward\": 1}}'); time.sleep(0.2)",
+    "a shell while it runs": f"import subprocess; subprocess.run(['sh', '-c', 'echo $0 > {FORGED}', '{{\"reward\": 1}}'])",
+}
+"""Python of the model's, which tests run before they write a reward of 0."""
+
+
+@pytest.mark.parametrize("attack", WHILE_IT_RUNS)
+async def test_a_program_forges_no_reward_while_it_runs(attack, tmp_path):
+    tests = {"test.sh": f"#!/bin/bash\npython3 /app/program.py\necho 0 > {REWARD}\n"}
+    program = f"cat > /app/program.py <<'EOF'\nimport os, time\n{WHILE_IT_RUNS[attack]}\nEOF"
+    assert await reward_of(task_with(tests, tmp_path), program) == 0.0
+
+
+async def test_a_program_cannot_keep_the_tests_from_lowering_a_reward(tmp_path):
+    tests = {"test.sh": f"#!/bin/bash\necho 1 > {REWARD}\npython3 /app/program.py || true\necho 0 > {REWARD}\n"}
+    closes = f"import os; os.chmod('{REWARD}', 0o444); os.chmod('/logs/verifier', 0o555)"
+    assert await reward_of(task_with(tests, tmp_path), f'echo "{closes}" > /app/program.py') == 0.0
+
+
+@pytest.mark.parametrize("after", ["sys.exit(1)", "time.sleep(0.2); sys.exit(1)"])
+async def test_a_program_cannot_close_the_folder_above_the_rewards_to_the_tests(after, tmp_path):
+    tests = {
+        "test.sh": f"#!/bin/bash\necho 1 > {REWARD}\npython3 /app/p.py a || echo 0 > {REWARD}\n"
+        f"python3 /app/p.py b || echo 0 > {REWARD}\n"
+    }
+    program = (
+        "import os, sys, time\n"
+        f"if sys.argv[1] == 'a':\n    os.chmod('/logs', 0)\n    {after}\n"
+        "os.chmod('/logs', 0o755)\n"
+    )
+    assert await reward_of(task_with(tests, tmp_path), f"cat > /app/p.py <<'EOF'\n{program}EOF") == 0.0
+
+
+async def test_a_folder_that_a_program_left_closed_is_graded_all_the_same(tmp_path):
+    tests = {"test.sh": f"#!/bin/bash\npython3 /app/p.py\necho 0 > {REWARD}\n"}
+    assert await reward_of(task_with(tests, tmp_path), "echo \"import os; os.chmod('/logs', 0)\" > /app/p.py") == 0.0
+
+
+async def test_a_link_beside_the_folder_of_the_reward_opens_no_way_into_it(tmp_path):
+    tests = {"test.sh": f"#!/bin/bash\npython3 /app/lays.py\npython3 /app/forges.py\necho 0 > {REWARD}\n"}
+    wrote = (
+        "mkdir /app/way; ln -s /app/way /logs/way; ln -s /app/way /logs/agent/way\n"
+        "echo \"import os; os.rmdir('/app/way'); os.symlink('/logs/verifier', '/app/way')\" > /app/lays.py\n"
+        f"echo \"open('{FORGED}', 'w').write(chr(123) + chr(34) + 'reward' + chr(34) + ': 1}}')\" > /app/forges.py"
+    )
+    assert await reward_of(task_with(tests, tmp_path), wrote) == 0.0
+
+
+LAYS = "import os, shutil\ndef lay(to, at):\n  shutil.rmtree(at, True)\n  os.path.lexists(at) and os.remove(at)\n  os.symlink(to, at)\n"
+SAYS = "\nprint('{\"reward\": 1}')"
+GIVES = "\nopen('/app/given/reward.json', 'w').write('{\"reward\": 1}')"
+TWICE = "python3 program.py > out.txt; python3 program.py > out.txt"
+LINKED = {
+    "the file of a redirection": (TWICE, f"lay('{FORGED}', '/app/out.txt'){SAYS}"),
+    "a file in /tmp": ("python3 program.py > /tmp/out; python3 program.py > /tmp/out", f"lay('{FORGED}', '/tmp/out'){SAYS}"),
+    "a file to append to": (TWICE.replace(">", ">>"), f"lay('{FORGED}', '/app/out.txt'){SAYS}"),
+    "a relative link": (TWICE, f"lay('../logs/verifier/reward.json', '/app/out.txt'){SAYS}"),
+    "a link to the folder above": (TWICE, f"lay('/logs', '/app/l'); lay('l/verifier/reward.json', '/app/out.txt'){SAYS}"),
+    "a chain of links": (TWICE, f"lay('/', '/app/a'); lay('a/logs', '/app/b'); lay('b/verifier/reward.json', '/app/out.txt'){SAYS}"),
+    "a link by /proc": (TWICE, f"lay('/proc/self/root{FORGED}', '/app/out.txt'){SAYS}"),
+    "a link by the working directory": (TWICE, f"lay('/proc/self/cwd/../logs/verifier/reward.json', '/app/out.txt'){SAYS}"),
+    "a link in a folder that is moved": (
+        "mkdir d; python3 program.py > d/out.txt; python3 program.py > d/out.txt",
+        "shutil.rmtree('/app/d', True); os.makedirs('/app/x/d'); os.symlink('../../logs/verifier/reward.json', '/app/x/d/out.txt'); "
+        f"os.rename('/app/x/d', '/app/d'){SAYS}",
+    ),
+    "a link to an open file of the tests": (
+        f"exec 7> {FORGED}; {TWICE}", f"lay('/proc/self/fd/7', '/app/out.txt'){SAYS}"
+    ),
+    "tee": ("./program.py; ./program.py | tee out.txt > /dev/null", f"lay('{FORGED}', '/app/out.txt'){SAYS}"),
+    "tee, while the program runs": ("./program.py | (sleep 0.5; tee out.txt > /dev/null)", f"lay('{FORGED}', '/app/out.txt'){SAYS}"),
+    "cp to a folder": ("./program.py; mkdir -p report; cp given/reward.json report/", f"lay('/logs/verifier', '/app/report'){GIVES}"),
+    "cp to a name": (f"echo 0 > {FORGED}; ./program.py; cp given/reward.json saved.json", f"lay('{FORGED}', '/app/saved.json'){GIVES}"),
+    "cp -r to the root": ("./program.py; cp -r given/. report/", "lay('/', '/app/report'); os.makedirs('/app/given/logs/verifier'); open('/app/given/logs/verifier/reward.json', 'w').write('{\"reward\": 1}')"),
+    "cp in the folder": ("./program.py; cd report && cp /app/given/reward.json .", f"lay('/logs/verifier', '/app/report'){GIVES}"),
+    "mv": ("./program.py; mv given/reward.json report/", f"lay('/logs/verifier', '/app/report'){GIVES}"),
+    "install": ("./program.py; install -m 644 given/reward.json report/", f"lay('/logs/verifier', '/app/report'){GIVES}"),
+    "dd": ("./program.py; dd if=given/reward.json of=out.txt status=none", f"lay('{FORGED}', '/app/out.txt'){GIVES}"),
+    "sort": ("./program.py; sort -o out.txt given/reward.json", f"lay('{FORGED}', '/app/out.txt'){GIVES}"),
+    "tar": ("./program.py; tar cf a.tar -C given reward.json; tar xf a.tar -C report", f"lay('/logs/verifier', '/app/report'){GIVES}"),
+    "unzip": ("./program.py; unzip -qo a.zip -d report", f"lay('/logs/verifier', '/app/report'){GIVES}; import zipfile; zipfile.ZipFile('/app/a.zip', 'w').write('/app/given/reward.json', 'reward.json')"),
+    "the tests' own open": ("python3 /tests/writes.py", f"lay('{FORGED}', '/app/out.txt'){SAYS}"),
+    "the tests' own open, in a folder": ("python3 /tests/enters.py", f"lay('/logs/verifier', '/app/report'){SAYS}"),
+    "the tests' own open, at an open folder": ("python3 /tests/at.py", f"lay('/logs/verifier', '/app/report'){SAYS}"),
+    "the tests' own open, by creat": ("python3 /tests/creates.py", f"lay('{FORGED}', '/app/out.txt'){SAYS}"),
+    "the tests' own output for a program": ("python3 /tests/gives.py; python3 /tests/gives.py", f"lay('{FORGED}', '/app/out.txt'){SAYS}"),
+    "perl": ("./program.py; perl -e 'open(F, q(>), q(out.txt)); print F q({\"reward\": 1})'", f"lay('{FORGED}', '/app/out.txt')"),
+    "node": ("./program.py; node -e 'require(\"fs\").writeFileSync(\"out.txt\", \"{\\\"reward\\\": 1}\")'", f"lay('{FORGED}', '/app/out.txt')"),
+}  # fmt: skip
+"""What tests do with files of the model's folder, and the model's program, which lays a link there."""
+_RAN = "import os, subprocess\nsaid = subprocess.run(['/app/program.py'], capture_output=True).stdout\n"
+FOLLOWS = {
+    "writes.py": f"{_RAN}open('/app/out.txt', 'wb').write(said)\n",
+    "enters.py": f"{_RAN}os.chdir('/app/report'); open('reward.json', 'wb').write(said)\n",
+    "at.py": f"{_RAN}at = os.open('/app/report', os.O_RDONLY)\nos.write(os.open('reward.json', os.O_WRONLY | os.O_CREAT, dir_fd=at), said)\n",
+    "creates.py": f"{_RAN}import ctypes, platform\n"
+    "if platform.machine() == 'x86_64': os.write(ctypes.CDLL(None).syscall(85, b'/app/out.txt', 0o644), said)\n",
+    "gives.py": "import subprocess\nsubprocess.run(['/app/program.py'], stdout=open('/app/out.txt', 'w'))\n",
+}
+
+
+@pytest.mark.parametrize("way", LINKED)
+async def test_a_link_that_the_tests_follow_forges_no_reward(way, tmp_path):
+    does, program = LINKED[way]
+    tests = {"test.sh": f"#!/bin/bash\ncd /app\n{does}\ncd /\nexec 7>&-\necho 0 > {REWARD}\n", **FOLLOWS}
+    wrote = f"mkdir /app/given; cat > /app/program.py <<'EOF'\n#!/usr/bin/env python3\n{LAYS}{program}\nEOF\nchmod +x /app/program.py"
+    rollout = await rollout_of(task_with(tests, tmp_path), wrote)
+    assert rollout.reward == 0.0
+    said = r"\[the tests were ended and the reward is 0: a link led what the tests do with /\S+ to /logs/verifier\]"
+    assert re.search(said, rollout.metadata["verifier"]["printed"])
+
+
+LINKS_LEFT_ALONE = {
+    "links between the model's own files": "ln -sf real.txt out.txt; echo 1 > out.txt; ln -sfn /app/given g; cp real.txt g/",
+    "a link to what the tests print": "ln -sf /dev/stdout log; echo x > log; ln -sf /dev/stderr log; echo x > log",
+    "a link to the machine": "ln -sfn /usr/lib l; ls l/ > /dev/null; cd l; cd /app; ln -sf /dev/null n; echo x > n",
+    "the root and the logs by their names": "cd /; ls / /logs > /dev/null; cd /logs; find /logs/verifier > /dev/null; cd verifier; echo 1 > x; cp x y; cd ..; cp verifier/x verifier/z",
+    "links of the tests in their folder": f"cd /logs/verifier; echo 1 > m; ln -s m n; echo 1 > n; ln -s {REWARD} r; cat n > r",
+    "an open folder": "python3 -c \"import os; at = os.open('/logs/verifier', os.O_DIRECTORY); os.open('x', os.O_CREAT | os.O_WRONLY, dir_fd=at); os.fchdir(at); open('y', 'w')\"",
+    "open files by their numbers": f"exec 7> {REWARD}; echo 1 > /dev/fd/7; echo 1 > /proc/self/fd/7; exec 7>&-",
+}  # fmt: skip
+"""What tests and programs of the model may do with links."""
+
+
+@pytest.mark.parametrize("way", LINKS_LEFT_ALONE)
+async def test_links_that_lead_elsewhere_and_names_that_say_where_they_lead_harm_no_reward(way, tmp_path):
+    tests = {"test.sh": f"#!/bin/bash\nset -e\ncd /app\nbash program.sh\n{LINKS_LEFT_ALONE[way]}\necho 1 > {REWARD}\n"}
+    wrote = "mkdir /app/given; echo 'ln -s given also; echo x > real.txt' > /app/program.sh"
+    assert await reward_of(task_with(tests, tmp_path), wrote) == 1.0
+
+
+async def test_a_program_moves_files_and_folders_between_the_models_folders(tmp_path):
+    tests = {"test.sh": f"#!/bin/bash\npython3 /app/moves.py && python3 /app/moves.py && echo 1 > {REWARD}\n"}
+    wrote = (
+        "cat > /app/moves.py <<'EOF'\nimport os, shutil\nos.makedirs('/app/x/y/z')\nopen('/app/x/f', 'w').close()\n"
+        "os.rename('/app/x/f', '/app/x/y/f'); os.link('/app/x/y/f', '/app/x/g'); os.rename('/app/x/y', '/app/y')\n"
+        "shutil.rmtree('/app/y'); shutil.rmtree('/app/x')\nEOF"
+    )
+    assert await reward_of(task_with(tests, tmp_path), wrote) == 1.0
+
+
+SH_FORGES = f"echo '{{\"reward\": 1}}' > {FORGED}"
+PYTHON_FORGES = f"open('{FORGED}', 'w').write('{{\"reward\": 1}}')"
+C_FORGES = f"""#include <stdio.h>
+int main(void) {{ FILE *f = fopen("{FORGED}", "w"); return f ? fputs("{{\\"reward\\": 1}}", f), fclose(f) : 1; }}"""
+STARTED = {
+    "a script by its interpreter": ("python3 /app/f", PYTHON_FORGES),
+    "code as input of a module": ("cd /tests; python3 -m code < /app/f", PYTHON_FORGES),
+    "a module behind another one": ("cp f sol.py; python3 -m cProfile -m sol", PYTHON_FORGES),
+    "commands as input of a database": (
+        "cd /tests; sqlite3 :memory: < /app/f",
+        f".output {FORGED}\nselect '{{\"reward\": 1}}';",
+    ),
+    "commands as input of an editor": ("cd /tests; touch /tmp/x; ed -s /tmp/x < /app/f", f"!{SH_FORGES}"),
+    "a script with an option before it": ("python3 -u -X dev -W ignore f", PYTHON_FORGES),
+    "a script of the shell": ("bash -e -o pipefail ./f", SH_FORGES),
+    "a script by its first line": ("./f", f"#!/bin/sh\n{SH_FORGES}"),
+    "a script by env": ("/app/f", f"#!/usr/bin/env python3\n{PYTHON_FORGES}"),
+    "a script without a first line": ("/app/f", SH_FORGES),
+    "a script without a first line, in a pipe": ("./f | cat", SH_FORGES),
+    "a script without a first line, by a shell of a shell": ("bash -c '/app/f'; sh -c /app/f; bash -c 'exec /app/f'", SH_FORGES),
+    "a script in the place of a shell": ("(exec ./f)", f"#!/bin/bash\n{SH_FORGES}"),
+    "by env": ("env A=1 nice timeout 20 python3 f", PYTHON_FORGES),
+    "by a shell that gives way": ("bash -c 'exec python3 /app/f'", PYTHON_FORGES),
+    "by a script of the tests": ("python3 /tests/starts.py", f"#!/bin/sh\n{SH_FORGES}"),
+    "by a detour": ("python3 /tests/../app/f", PYTHON_FORGES),
+    "by find": ("find /app -name f -exec bash {} ';'", SH_FORGES),
+    "by xargs": ("echo f | xargs bash", SH_FORGES),
+    "as input": ("python3 < f", PYTHON_FORGES),
+    "as input by name": ("bash /dev/stdin < f", SH_FORGES),
+    "a module": ("cp f forge.py; python3 -m forge", PYTHON_FORGES),
+    "a module inside a package": ("mkdir p; cp f p/forge.py; python3 -um p.forge", PYTHON_FORGES),
+    "a folder": ("mkdir p; cp f p/__main__.py; python3 p", PYTHON_FORGES),
+    "perl": ("perl -w f", f"open(F, '>', '{FORGED}'); print F '{{\"reward\": 1}}';"),
+    "node": ("node f", f"require('fs').writeFileSync('{FORGED}', '{{\"reward\": 1}}')"),
+    "awk": ("awk -f f /dev/null", f'BEGIN {{ print "{{\\"reward\\": 1}}" > "{FORGED}" }}'),
+    "sed": ("echo '{\"reward\": 1}' | sed -n -f f", f"w {FORGED}"),
+    "make": ("make -s -f f", f"all:\n\t@{SH_FORGES}"),
+    "make in its folder": ("cp f Makefile; make -s", f"all:\n\t@{SH_FORGES}"),
+    "a compiled program": ("gcc -x c -o g f && ./g", C_FORGES),
+    "a compiled program by the linker": ("gcc -x c -o g f && /lib64/ld-linux-x86-64.so.2 /app/g", C_FORGES),
+    "an interpreter that the model has copied": ("cp /usr/bin/python3 g; ./g -c \"$(cat f)\"", PYTHON_FORGES),
+    "an interpreter that the model has linked": ("ln -s /usr/bin/python3 g; ./g -c \"$(cat f)\"", PYTHON_FORGES),
+    "a hook of git": (
+        "git init -q r; cp f r/.git/hooks/pre-commit; git -C r -c user.name=a -c user.email=b commit -qm x --allow-empty", f"#!/bin/sh\n{SH_FORGES}"
+    ),
+    "a terminal of the tests": ("tmux new-session -d -s t; bash f; sleep 1; tmux kill-server", f"tmux run-shell \"{SH_FORGES.replace(chr(34), chr(92) + chr(34))}\""),
+}  # fmt: skip
+"""How tests start a program that lies in the model's folder, and the program."""
+
+
+@pytest.mark.parametrize("lasting", ["", "daemon"], ids=["strays are killed", "strays live"])
+@pytest.mark.parametrize("way", STARTED)
+async def test_a_program_forges_no_reward_however_the_tests_start_it(way, lasting, tmp_path):
+    start, program = STARTED[way]
+    tests = {
+        "test.sh": f"#!/bin/bash\n# {lasting}\ncd /app\n{start}\necho 0 > {REWARD}\n",
+        "starts.py": "import subprocess; subprocess.run('./f'); subprocess.run('/app/f', shell=True)\n",
+    }
+    wrote = f"cat > /app/f <<'EOF'\n{program}\nEOF\nchmod +x /app/f"
+    assert await reward_of(task_with(tests, tmp_path), wrote) == 0.0
+
+
+WRITES = f"import json, sys; json.dump({{'reward': 1}}, open('{FORGED}', 'w'))"
+REWARDED = {
+    "the shell": f"echo 1 > {REWARD}",
+    "a shell in a shell": f"bash -c 'echo 1 > {REWARD}'; sh -ec 'exec cat {REWARD}'",
+    "output of a script": f"python3 /tests/one.py > {REWARD}",
+    "output of a program of the model": f"python3 /app/one.py > {REWARD}",
+    "tee": f"python3 /app/one.py | tee {REWARD}",
+    "tools": f"echo 1 > r; cp r /logs/verifier/c; mv /logs/verifier/c /logs/verifier/m; ln -s m {REWARD}.x; cat /logs/verifier/m > {REWARD}",
+    "dd, install, sed": f"echo 0 > r; install -m 644 r {REWARD}; sed -i s/0/2/ {REWARD}; echo 1 | dd of={REWARD} status=none",
+    "awk": f"awk '{{ print 1 > \"{REWARD}\" }}' one.py",
+    "a script": "python3 /tests/check.py /app/one.py",
+    "a script under its folder's name": "cd /tests && python3 check.py",
+    "a script by its first line": "/tests/check",
+    "a script by wrappers": "timeout 20 env A=1 nice -n 1 python3 -u /tests/check.py",
+    "a script started by make": "make -s -C /tests",
+    "python's -c": f'python3 -c "{WRITES}"',
+    "python's input": f"python3 - <<'EOF'\n{WRITES}\nEOF",
+    "a long input": f"python3 <<'EOF'\n{'#' * 200_000}\n{WRITES}\nEOF",
+    "a pipe as input": "cat /tests/check.py | python3",
+    "a script after a program": "python3 /app/one.py; bash one.sh; python3 /tests/check.py",
+    "perl, node": f'perl -e \'open(F, q(>), q({REWARD})); print F 0\'; node -e \'require("fs").writeFileSync("{REWARD}", "1")\'',
+    "a module of the tests": "PYTHONPATH=$PYTHONPATH:/tests python3 -m check",
+    "a job": f"(sleep 0.1; echo 1 > {REWARD}) & wait",
+    "a trap": f"trap 'echo 1 > {REWARD}' EXIT; python3 /app/one.py",
+    "many levels": "python3 /tests/deep.py 13",
+    "a folder of reports": f"mkdir -p /logs/verifier/reports; python3 /app/one.py > /logs/verifier/reports/o; cp /logs/verifier/reports/o {REWARD}",
+}
+"""How tests write a reward of 1; all of them must go on working."""
+
+
+@pytest.mark.parametrize("way", REWARDED)
+async def test_tests_write_their_reward_as_they_like(way, tmp_path):
+    tests = {
+        "test.sh": f"#!/bin/bash\nset -e\ncd /app\n{REWARDED[way]}\n",
+        "check.py": WRITES,
+        "check": f"#!/usr/bin/env python3\n{WRITES}",
+        "Makefile": "all:\n\tpython3 check.py\n",
+        "one.py": "print(1)",
+        "deep.py": f"import subprocess, sys\nn = int(sys.argv[1])\nif n: subprocess.run([sys.executable, __file__, str(n - 1)], check=True)\nelse: {WRITES.replace('; ', chr(59))}",
+    }
+    folder = tmp_path / "task" / "tests"
+    task = task_with(tests, tmp_path)
+    (folder / "check").chmod(0o755)
+    assert (
+        await reward_of(
+            task, "cd /app; echo 'print(1)' > one.py; echo 'true > /dev/stderr; echo x > /dev/stdout' > one.sh"
+        )
+        == 1.0
+    )
+
+
+def test_there_are_at_least_a_hundred_and_twenty_attacks():
+    lists = (LEFT_BEHIND, RUN_BY_TESTS, IN_THE_ENVIRONMENT, SEARCHED, STRAYS, WHILE_IT_RUNS, STARTED, LINKED)
+    assert sum(map(len, lists)) >= 120
 
 
 async def test_python_is_there_under_both_names():

@@ -15,6 +15,7 @@ from evsys_sdk.score_names import (
     resolve,
     resolve_one,
     score_key,
+    step_metric,
 )
 
 TOOLS, OWN, TEST = "val/tools/pass@1", "val/pass@1", "test/final/pass@1"
@@ -39,10 +40,16 @@ def test_a_name_that_means_no_score_resolves_to_none(name):
     assert resolve(name, [TOOLS, "val/tools/pass@3", "final_loss"]) == []
 
 
-def test_a_metric_on_several_benchmarks_is_their_mean_and_a_split_never_the_other():
+def test_a_metric_on_several_benchmarks_is_ambiguous_unless_their_mean_is_asked_for():
     keys = ["val/a/pass@1", "test/a/pass@1", "val/b/pass@1", "eval/pass@1"]
-    assert resolve("pass@1", keys) == resolve("val.pass@1", keys) == ["val/a/pass@1", "val/b/pass@1"]
-    assert resolve("a.pass@1", keys) == ["val/a/pass@1"]
+    for name in ("pass@1", "val.pass@1", "val/pass@1"):
+        with pytest.raises(
+            AmbiguousName, match=r"it can mean val/a/pass@1, or val/b/pass@1; .* or val/\*/pass@1 for the"
+        ):
+            resolve(name, keys)
+    assert resolve("val/*/pass@1", keys) == resolve("val.*.pass@1", keys) == ["val/a/pass@1", "val/b/pass@1"]
+    assert resolve("test/*/pass@1", keys) == ["test/a/pass@1"] and resolve("val/*/pass@3", keys) == []
+    assert resolve("b.pass@1", keys) == ["val/b/pass@1"]
     assert resolve("test.pass@1", keys) == ["test/a/pass@1"]
     assert resolve("eval.pass@1", keys) == ["eval/pass@1"]
 
@@ -53,15 +60,37 @@ def test_numbers_of_a_run_are_found_by_their_own_name_and_by_that_of_a_stage():
     assert resolve("accuracy", ["late/accuracy", "val/a/accuracy"]) == ["val/a/accuracy"]
     assert resolve("tokens", ["tokens", "val/a/tokens"]) == ["val/a/tokens"], "who lists a metric means it"
     assert resolve("tokens", ["tokens", "val/a/pass@1"]) == ["tokens"]
+    for name in ("train/tokens", "train.tokens"):
+        assert resolve(name, ["tokens", "val/a/tokens"]) == ["tokens"]
 
 
 def test_a_name_that_can_be_read_in_two_ways_is_refused_with_the_candidates():
-    with pytest.raises(AmbiguousName, match=r"'val.pass@1' is ambiguous: .*val/pass@1.* the mean of .*val/hard/pass@1"):
-        resolve("val.pass@1", [OWN, "val/hard/pass@1"])
+    for name in ("val.pass@1", "pass@1"):
+        with pytest.raises(AmbiguousName, match="it can mean val/pass@1, or val/hard/pass@1; write the whole name"):
+            resolve(name, [OWN, "val/hard/pass@1"])
     assert resolve(OWN, [OWN, "val/hard/pass@1"]) == [OWN]
-    assert resolve("pass@1", [OWN, "val/hard/pass@1"]) == [OWN, "val/hard/pass@1"]
-    with pytest.raises(AmbiguousName, match="test/val/pass@1, or val/b/pass@1"):
+    assert resolve("val/*/pass@1", [OWN, "val/hard/pass@1"]) == [OWN, "val/hard/pass@1"]
+    with pytest.raises(
+        AmbiguousName, match=r"(test/val/pass@1|val/b/pass@1), or (test/val/pass@1|val/b/pass@1); write"
+    ):
         resolve("val.pass@1", ["test/val/pass@1", "val/b/pass@1"])
+
+
+@pytest.mark.parametrize("name", ["a.pass@1", "a/pass@1"])
+def test_a_benchmark_of_two_splits_is_ambiguous_without_the_split(name):
+    keys = ["val/a/pass@1", "test/a/pass@1", "val/b/pass@1"]
+    with pytest.raises(AmbiguousName, match=r"it can mean val/a/pass@1, or test/a/pass@1; write the whole name of one"):
+        resolve(name, keys)
+    assert resolve("pass@1", keys[:2]) == resolve("val.a.pass@1", keys) == ["val/a/pass@1"]
+
+
+@pytest.mark.parametrize("name", ["pass@1", "val.pass@1", "val/*/pass@1", "val.*.pass@1"])
+def test_where_a_mean_cannot_be_used_none_is_offered(name):
+    with pytest.raises(AmbiguousName) as caught:
+        resolve_one(name, ["val/a/pass@1", "val/b/pass@1"])
+    assert str(caught.value) == (
+        f"{name!r} is ambiguous: it can mean val/a/pass@1, or val/b/pass@1; write the whole name of one score"
+    )
 
 
 def test_what_a_single_curve_decides_is_not_a_mean():
@@ -115,3 +144,17 @@ def test_among_any_others_a_whole_key_means_itself_and_a_name_only_what_it_can_m
             found = exc.keys
         assert found and set(found) <= set(keys)
         assert all(readings_of(written, key) for key in found)
+
+
+def test_an_ambiguous_name_lists_the_number_of_the_run_too():
+    with pytest.raises(AmbiguousName) as caught:
+        resolve("tokens", ["tokens", "val/a/tokens", "val/b/tokens"])
+    assert caught.value.keys == ["val/a/tokens", "val/b/tokens", "train/tokens"]
+    for key in caught.value.keys:
+        assert resolve(key, ["tokens", "val/a/tokens", "val/b/tokens"]) == [key.removeprefix("train/")]
+
+
+@pytest.mark.parametrize("name", ["train/tokens", "train.tokens", "tokens"])
+def test_a_number_of_a_step_is_called_with_or_without_train(name):
+    assert step_metric(name) == "tokens"
+    assert step_metric("training/tokens") == "training/tokens"

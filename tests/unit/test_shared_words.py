@@ -12,17 +12,26 @@ import time
 
 import pytest
 
-from evsys_sdk import atomic, logs
-from evsys_sdk.asyncs import on_thread, run_async
-from evsys_sdk.errors import BackendError, DataError, EvsysError, MissingDependency, blame, closest, need, shorten
+from evsys_sdk import files, logs
+from evsys_sdk.concurrency import on_thread, run_async
+from evsys_sdk.errors import (
+    BackendError,
+    DataError,
+    EvsysError,
+    MissingDependency,
+    closest,
+    error_boundary,
+    need,
+    shorten,
+)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     path = tmp_path / "deep" / "record.json"
-    atomic.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
 
     def write_half() -> None:
-        with atomic.whole_file(path) as handle:
+        with files.whole_file(path) as handle:
             handle.write(b"half")
             raise RuntimeError
 
@@ -36,7 +45,7 @@ def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path):
     path = tmp_path / "record.txt"
     path.write_text("old")
     code = (
-        "import os, signal, sys; from evsys_sdk.atomic import whole_file\n"
+        "import os, signal, sys; from evsys_sdk.files import whole_file\n"
         f"with whole_file({str(path)!r}) as h:\n    h.write(b'new'); h.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
@@ -44,7 +53,7 @@ def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path):
 
 
 def test_json_is_standard_even_for_nan():
-    text = atomic.to_json({"loss": math.nan, "best": [math.inf, -math.inf], "n": 1.5})
+    text = files.to_json({"loss": math.nan, "best": [math.inf, -math.inf], "n": 1.5})
     assert json.loads(text) == {"loss": "NaN", "best": ["Infinity", "-Infinity"], "n": 1.5}
 
 
@@ -52,13 +61,16 @@ def test_json_takes_numpy_scalars_and_paths(tmp_path):
     import numpy as np
 
     value = {"a": np.float32(0.5), "b": np.arange(2), "c": np.float64("nan"), "p": tmp_path}
-    assert json.loads(atomic.to_json(value)) == {"a": 0.5, "b": [0, 1], "c": "NaN", "p": str(tmp_path)}
+    assert json.loads(files.to_json(value)) == {"a": 0.5, "b": [0, 1], "c": "NaN", "p": str(tmp_path)}
 
 
 def test_foreign_code_is_blamed_by_name_and_our_errors_pass():
-    with pytest.raises(DataError, match="transform 'x' failed: ZeroDivisionError"), blame(DataError, "transform 'x'"):
+    with (
+        pytest.raises(DataError, match="transform 'x' failed: ZeroDivisionError"),
+        error_boundary(DataError, "transform 'x'"),
+    ):
         _ = 1 / 0
-    with pytest.raises(BackendError, match=r"^mine$"), blame(DataError, "transform"):
+    with pytest.raises(BackendError, match=r"^mine$"), error_boundary(DataError, "transform"):
         raise BackendError("mine")
 
 

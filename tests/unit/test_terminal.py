@@ -6,7 +6,10 @@ import io
 import json
 import sys
 
-from evsys_sdk.terminal import console_for, guarded_streams, visible
+from evsys_sdk.cli.output import print_table
+from evsys_sdk.files import to_json, write_text
+from evsys_sdk.format import console_for, guarded_streams, inline_markdown, markdown_text, visible
+from evsys_sdk.report.figures import labels
 
 ATTACK = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\rd\x08\u202ee\u2066f\udc1b\x7f"
 
@@ -40,3 +43,31 @@ def test_streams_are_what_they_were_after_the_block(monkeypatch):
     with guarded_streams(), guarded_streams():
         assert sys.stdout.raw is before[0]  # one guard, however often it is asked for
     assert (sys.stdout, sys.stderr) == before
+
+
+def test_files_and_lines_of_records_hold_control_characters_as_text_that_json_reads_back(tmp_path):
+    line = to_json({"text": ATTACK})
+    assert line.isprintable() and json.loads(line) == {"text": ATTACK}
+    assert write_text(tmp_path / "page.md", ATTACK).read_text().isprintable()
+    assert labels([ATTACK, "$x$"])[0].isprintable()
+
+
+def test_markup_in_a_header_is_text(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    print_table(["[red]a[/red]", "[/]"], [["[bold]x", "y"]])
+    assert "[red]a[/red]" in out.getvalue() and "[/]" in out.getvalue() and "[bold]x" in out.getvalue()
+
+
+def test_text_of_others_makes_no_markdown_and_no_html_in_a_page():
+    text = "# Head\n- > quote\n```\n| a | b |\n|---|---|\n===\n[x]: http://e\n<b>bold</b> ![i](u) [l](u) \\<img src=x>"
+    shown = markdown_text(text)
+    assert "<" not in shown and "![" not in shown and "](" not in shown
+    for line in shown.splitlines()[:-1]:
+        assert line.removeprefix("- ").startswith("\\"), line
+    assert inline_markdown(shown) == shown
+    usual = "lr=1e-5 < 2e-5, a_b*c, 5 > 4, [0.1, 0.2] (n=3)\n- a list\n1. of things, #3"
+    assert markdown_text(usual) == usual

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendError
-from evsys_sdk.surface import AdamParams, ModelInput, SamplingClient, SamplingParams, text_of
 from evsys_sdk.testing import MemoryLog, RecordingBackend, ScriptedModel
+from evsys_sdk.training_api import AdamParams, ModelInput, SamplingClient, SamplingParams, text_of
 
 
 def _prompt(model, *questions):

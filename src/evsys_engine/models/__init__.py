@@ -4,8 +4,8 @@
 there is. Nothing here loads torch.
 """
 
-from evsys_engine.models.card import ModelCard, Shelved, describe_model, list_models
+from evsys_engine.models.card import CachedModel, ModelCard, describe_model, list_models
 from evsys_engine.models.errors import ModelError
 from evsys_engine.models.find import ModelFolder, find_model
 
-__all__ = ["ModelCard", "ModelError", "ModelFolder", "Shelved", "describe_model", "find_model", "list_models"]
+__all__ = ["ModelCard", "ModelError", "ModelFolder", "CachedModel", "describe_model", "find_model", "list_models"]

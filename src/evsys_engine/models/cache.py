@@ -15,10 +15,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from evsys_engine.folders import MANIFEST, write_folder
 from evsys_engine.models.errors import ModelError
+from evsys_engine.types import JsonObject
 
 ENV_CACHE = "EVSYS_CACHE"
 UNFINISHED = re.compile(r"^\.(?P<name>.+)\.[0-9a-f]{12}\.(part|old)$")
@@ -31,17 +31,17 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(named).expanduser().absolute() if named else Path.home() / ".cache/evsys/models"
 
 
-def read_ready(folder: Path, recipe: str | None = None) -> dict[str, Any] | None:
+def read_ready(folder: Path, recipe: str | None = None) -> JsonObject | None:
     """The manifest of a folder that is whole (and was made by this recipe), else None."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        manifest: JsonObject = json.loads((folder / MANIFEST).read_text())
         whole = all((folder / name).stat().st_size == told["bytes"] for name, told in manifest["files"].items())
         return manifest if whole and recipe in (None, manifest["recipe"]) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def make_ready(folder: Path, facts: dict[str, Any], fill: Callable[[Path], None]) -> dict[str, Any]:
+def make_ready(folder: Path, facts: JsonObject, fill: Callable[[Path], None]) -> JsonObject:
     """The manifest of `folder`, which `fill` writes unless it is there already; other processes wait for it."""
     found = read_ready(folder, facts["recipe"])
     if found is not None:
@@ -86,7 +86,7 @@ def folder_bytes(folder: Path) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    # The kernel's lock goes with the process that held it, so a killed one blocks nobody.
+    # The kernel's lock goes with the process that held it, so a killed one blocks no other.
     folder.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder.parent / f".{folder.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -5,16 +5,22 @@ In: a `ModelFolder`, or the cache. Out: a `ModelCard`, or a list of `Shelved`. R
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from evsys_engine.models.builtin import BUILT_INS
 from evsys_engine.models.cache import UNFINISHED, cache_folder, folder_bytes, read_ready, unfinished
-from evsys_engine.models.find import ModelFolder, Source
-from evsys_engine.models.hub import cached_models
-from evsys_engine.models.layout import count_parameters, has_chat_template, missing_parts, text_config
+from evsys_engine.models.find import (
+    ModelFolder,
+    Source,
+    cached_models,
+    count_parameters,
+    has_chat_template,
+    missing_parts,
+    text_config,
+)
+from evsys_engine.types import JsonObject
 
 BATCH_TOKENS = 512
 """Tokens of one forward/backward, as the engine does it on a CPU."""
@@ -47,7 +53,7 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelved:
+class CachedModel:
     """A line of `evsys model list`."""
 
     name: str
@@ -82,7 +88,7 @@ def describe_model(model: ModelFolder) -> ModelCard:
     )
 
 
-def training_bytes(config: dict[str, Any], parameters: int | None, *, per_parameter: int) -> int | None:
+def training_bytes(config: JsonObject, parameters: int | None, *, per_parameter: int) -> int | None:
     """Memory of a step of 512 tokens in fp32: weights and what goes with them, activations, runtime."""
     hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
     if parameters is None or hidden is None or layers is None:
@@ -93,51 +99,43 @@ def training_bytes(config: dict[str, Any], parameters: int | None, *, per_parame
     return int(per_parameter * parameters + activations + RUNTIME_BYTES)
 
 
-def list_models(cache: Path | None = None) -> list[Shelved]:
+def list_models(cache: Path | None = None) -> list[CachedModel]:
     """The built-ins, then everything else that is ready or half-made in our cache and in the hub library's."""
     cache = cache if cache is not None else cache_folder()
-    return [*_built_ins(cache), *_converted(cache), *_leftovers(cache), *_hub()]
-
-
-def _built_ins(cache: Path) -> Iterator[Shelved]:
+    models = []
     for name, model in BUILT_INS.items():
         folder = cache / name
         here = read_ready(folder, model.recipe) is not None
-        yield Shelved(
-            name=name,
-            source="builtin",
-            state="ready" if here else "not here",
-            disk_bytes=folder_bytes(folder) if here else 0,
-            download_bytes=0 if here else model.download_bytes,
-            path=folder if here else None,
-            about=model.about,
+        models.append(
+            CachedModel(
+                name=name,
+                source="builtin",
+                state="ready" if here else "not here",
+                disk_bytes=folder_bytes(folder) if here else 0,
+                download_bytes=0 if here else model.download_bytes,
+                path=folder if here else None,
+                about=model.about,
+            )
         )
-
-
-def _converted(cache: Path) -> Iterator[Shelved]:
     for folder in sorted(cache.glob("gguf-*")):
         manifest = read_ready(folder)
         if manifest:
             size, origin = folder_bytes(folder), manifest["origin"]
-            yield Shelved(name=origin, source="gguf", state="ready", disk_bytes=size, path=folder)
-
-
-def _leftovers(cache: Path) -> Iterator[Shelved]:
+            models.append(CachedModel(name=origin, source="gguf", state="ready", disk_bytes=size, path=folder))
     for folder in unfinished(cache):
         match = UNFINISHED.match(folder.name)
         name = match["name"] if match else folder.name
-        source: Source = "builtin" if name in BUILT_INS else "gguf"
-        yield Shelved(
-            name=name,
-            source=source,
-            state="unfinished",
-            disk_bytes=folder_bytes(folder),
-            path=folder,
-            about="interrupted, or being made now; the next pull clears it",
+        models.append(
+            CachedModel(
+                name=name,
+                source="builtin" if name in BUILT_INS else "gguf",
+                state="unfinished",
+                disk_bytes=folder_bytes(folder),
+                path=folder,
+                about="interrupted, or being made now; the next pull clears it",
+            )
         )
-
-
-def _hub() -> Iterator[Shelved]:
     for name, folder, size in cached_models():
         state: Literal["ready", "unfinished"] = "unfinished" if missing_parts(folder) else "ready"
-        yield Shelved(name=name, source="hub", state=state, disk_bytes=size, path=folder)
+        models.append(CachedModel(name=name, source="hub", state=state, disk_bytes=size, path=folder))
+    return models

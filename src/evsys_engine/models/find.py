@@ -8,18 +8,144 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
+import math
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from evsys_engine.models import gguf
 from evsys_engine.models.builtin import BUILT_INS
 from evsys_engine.models.cache import cache_folder, make_ready
-from evsys_engine.models.errors import ModelError
-from evsys_engine.models.hub import HUB_ID, NotCached, find_on_hub
-from evsys_engine.models.layout import missing_parts
+from evsys_engine.models.errors import ModelError, need
+from evsys_engine.types import JsonObject
+
+# What makes a folder a model: config, weights, tokenizer.
+#
+# In: a folder. Out: what it lacks, its config, its tensors' shapes; all read from the files, without torch.
+
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def missing_parts(folder: Path) -> str:
+    """What keeps `folder` from being a Hugging Face model, in words; empty for a whole one."""
+    if not (folder / "config.json").is_file():
+        return f"no config.json in {folder}"
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        return f"no tokenizer files (tokenizer.json) in {folder}"
+    if (folder / "adapter_config.json").is_file() and not weight_files(folder):
+        return f"{folder} holds an adapter, not a model; its base model is the one to name"
+    for index in folder.glob("*.index.json"):
+        wanted = sorted(set(read_json(index).get("weight_map", {}).values()))
+        gone = [name for name in wanted if not (folder / name).is_file()]
+        if gone:
+            return f"{len(gone)} of {len(wanted)} weight files are missing in {folder} ({gone[0]})"
+    return "" if weight_files(folder) else f"no weights (*.safetensors) in {folder}"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights: safetensors, else torch's own."""
+    safe = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter"))
+    return safe or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def read_json(path: Path) -> JsonObject:
+    """A JSON object from a file; empty where there is none."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def text_config(folder: Path) -> JsonObject:
+    """The config of the language model; a model of several senses keeps it one level down."""
+    config = read_json(folder / "config.json")
+    return {**config, **config.get("text_config", {})}
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Numbers in the weights, each counted once; None where only torch could tell."""
+    total = 0
+    for path in weight_files(folder):
+        if path.suffix != ".safetensors":
+            return None
+        # The format opens with the header's length and the header in JSON: name -> dtype and shape.
+        with open(path, "rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            header: JsonObject = json.loads(handle.read(length))
+        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return total
+
+
+def has_chat_template(folder: Path) -> bool:
+    return (folder / "chat_template.jinja").is_file() or bool(
+        read_json(folder / "tokenizer_config.json").get("chat_template")
+        or read_json(folder / "chat_template.json").get("chat_template")
+    )
+
+
+# Models of a Hugging Face hub, through its own library and its own cache.
+#
+# In: an id `org/name`. Out: the snapshot's folder. What is already complete in the cache is used without asking the
+# hub.
+
+
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+TEXTS = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+
+
+class NotCached(ModelError):
+    """The hub library's cache does not hold the whole model."""
+
+
+def find_on_hub(name: str, *, fetch: bool, say: Callable[[str], None]) -> Path:
+    """The folder of a hub model, downloaded if allowed and needed."""
+    hub = need("huggingface_hub")
+    try:
+        folder = Path(hub.snapshot_download(name, local_files_only=True))
+        if not missing_parts(folder):
+            return folder
+    except Exception as exc:  # not there, or a broken cache: either way the hub is asked next
+        if not fetch:
+            raise NotCached(f"model {name!r} is not in the Hugging Face cache ({_reason(exc)})") from exc
+    if not fetch:
+        raise NotCached(f"model {name!r} is only in part in the Hugging Face cache")
+    say(f"fetching {name} from the hub")
+    missing = ""
+    for weights in ("*.safetensors", "*.bin"):
+        try:
+            # Subfolders hold other formats of the same weights.
+            folder = Path(hub.snapshot_download(name, allow_patterns=[*TEXTS, weights], ignore_patterns=["*/*"]))
+        except Exception as exc:
+            raise NotCached(
+                f"model {name!r} is not in the Hugging Face cache and the hub did not give it ({_reason(exc)})"
+            ) from exc
+        missing = missing_parts(folder)
+        if not missing:
+            return folder
+    # Out of reach, the library silently hands out what it has; so this is a lack of the hub's or of the way to it.
+    raise NotCached(f"model {name!r} is only in part in the Hugging Face cache and the hub gave no more ({missing})")
+
+
+def cached_models() -> list[tuple[str, Path, int]]:
+    """(id, newest snapshot, bytes on disk) of each model in the hub library's cache."""
+    try:
+        info = need("huggingface_hub").scan_cache_dir(need("huggingface_hub.constants").HF_HUB_CACHE)
+    except Exception:  # no library or no cache: then there are none
+        return []
+    repos = [repo for repo in info.repos if repo.repo_type == "model" and repo.revisions]
+    newest = {repo: max(repo.revisions, key=lambda revision: revision.last_modified) for repo in repos}
+    return sorted((repo.repo_id, Path(found.snapshot_path), int(repo.size_on_disk)) for repo, found in newest.items())
+
+
+def _reason(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {str(exc).strip().splitlines()[0] if str(exc).strip() else 'no reason given'}"
+
 
 Source = Literal["builtin", "directory", "gguf", "hub"]
 
@@ -53,7 +179,10 @@ def find_model(
     if path.is_dir():
         return _from_directory(name, path)
     if HUB_ID.match(name):
-        return _from_hub(name, fetch=fetch, say=say)
+        try:
+            return ModelFolder(name=name, path=find_on_hub(name, fetch=fetch, say=say), source="hub")
+        except NotCached as exc:
+            raise ModelError(f"{exc}.\n{advice(name)}") from exc
     raise ModelError(f"{name!r} is not a model that can be found here.\n{advice(name)}")
 
 
@@ -94,13 +223,6 @@ def _from_gguf(name: str, path: Path, cache: Path, say: Callable[[str], None]) -
 
     make_ready(folder, facts, fill)
     return ModelFolder(name=name, path=folder, source="gguf", sha256=digest)
-
-
-def _from_hub(name: str, **options: Any) -> ModelFolder:
-    try:
-        return ModelFolder(name=name, path=find_on_hub(name, **options), source="hub")
-    except NotCached as exc:
-        raise ModelError(f"{exc}.\n{advice(name)}") from exc
 
 
 def advice(name: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from evsys_engine.models.cache import require_space
 from evsys_engine.models.errors import ModelError, need
 from evsys_engine.models.tokenizer import Specials, save_tokenizer, tokenizer_from_gguf
-from evsys_engine.types import Array
+from evsys_engine.types import Array, JsonObject
 
 RECIPE = "gguf-1"
 """Changes whenever the same file would give another folder."""
@@ -153,7 +153,7 @@ def _kv_heads(file: GgufFile) -> int:
     return int(file.setting("attention.head_count_kv", file.setting("attention.head_count")))
 
 
-def model_config(file: GgufFile, tokenizer: Any, specials: Specials) -> dict[str, Any]:
+def model_config(file: GgufFile, tokenizer: Any, specials: Specials) -> JsonObject:
     """`config.json`."""
     heads, hidden = file.setting("attention.head_count"), file.setting("embedding_length")
     theta = _short(file.setting("rope.freq_base", 10000.0))
@@ -170,6 +170,7 @@ def model_config(file: GgufFile, tokenizer: Any, specials: Specials) -> dict[str
         "rms_norm_eps": _short(file.setting("attention.layer_norm_rms_epsilon")),
         "rope_theta": theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        # GGUF lists sizes from the innermost on: [hidden, vocabulary].
         "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": tokenizer.token_to_id(specials.bos) if specials.bos else None,
@@ -179,7 +180,7 @@ def model_config(file: GgufFile, tokenizer: Any, specials: Specials) -> dict[str
     }
 
 
-def write_configs(folder: Path, config: dict[str, Any]) -> None:
+def write_configs(folder: Path, config: JsonObject) -> None:
     """`config.json`, and `generation_config.json` so that generation ends at the end of a turn."""
     ending = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config[key] is not None}
     for name, value in (("config", config), ("generation_config", ending)):

@@ -19,7 +19,7 @@ import numpy as np
 from evsys_engine.models.errors import ModelError, need
 from evsys_engine.models.gguf import CLASSES, LAYER, LAYER_EXTRA, TOP
 from evsys_engine.models.tokenizer import NORMAL, PRE_TOKENIZERS, UNUSED, USER_DEFINED, tokenizer_from_gguf
-from evsys_engine.types import Array
+from evsys_engine.types import Array, JsonObject
 
 NumberType = Literal["f32", "f16", "bf16", "q8_0"]
 CONTROL = 3
@@ -44,12 +44,15 @@ def write_gguf(folder: Path, file: Path, *, number_type: NumberType = "f16") -> 
         writer = gguf.GGUFWriter(part, architecture)
         _write_settings(writer, gguf, config, folder.name, number_type)
         for key, (value, kind) in tokenizer.items():
-            writer.add_key_value(key, value, kind, sub_type=_sub_type(gguf, value))
+            of_texts = isinstance(value, list) and isinstance(value[0], str)
+            items = gguf.GGUFValueType.STRING if of_texts else gguf.GGUFValueType.INT32
+            writer.add_key_value(key, value, kind, sub_type=items if isinstance(value, list) else None)
         quantization = gguf.GGMLQuantizationType[number_type.upper()]
         for name, values in _tensors(folder, config, architecture):
-            # Norms and biases are small and sensitive: llama.cpp keeps them in fp32 too.
-            small = values.ndim == 1 or not _fits(gguf, values, quantization)
-            kind = gguf.GGMLQuantizationType.F32 if small else quantization
+            # Norms and biases are small and sensitive: llama.cpp keeps them in fp32 too. Rows of other matrices must be
+            # whole blocks of the type.
+            fits = values.shape[-1] % int(gguf.GGML_QUANT_SIZES[quantization][0]) == 0
+            kind = quantization if values.ndim > 1 and fits else gguf.GGMLQuantizationType.F32
             writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -60,18 +63,7 @@ def write_gguf(folder: Path, file: Path, *, number_type: NumberType = "f16") -> 
         part.unlink(missing_ok=True)
 
 
-def _fits(gguf: Any, values: Array, kind: Any) -> bool:
-    """Whether rows are whole blocks of this type."""
-    return values.shape[-1] % int(gguf.GGML_QUANT_SIZES[kind][0]) == 0
-
-
-def _sub_type(gguf: Any, value: Any) -> Any:
-    if not isinstance(value, list):
-        return None
-    return gguf.GGUFValueType.STRING if isinstance(value[0], str) else gguf.GGUFValueType.INT32
-
-
-def _architecture(config: dict[str, Any]) -> str:
+def _architecture(config: JsonObject) -> str:
     name = str(config.get("model_type"))
     if name not in CLASSES:
         raise ModelError(f"a GGUF file is written of {', '.join(CLASSES)} models, and this one is {name!r}: {REMEDY}")
@@ -88,14 +80,14 @@ def _architecture(config: dict[str, Any]) -> str:
     return name
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def _rope(config: JsonObject) -> JsonObject:
     """Rotary settings, from `rope_parameters` or from the keys that older configs have."""
     told = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = told.get("rope_type") or told.get("type") or "default"
     return {"rope_type": kind, "rope_theta": float(told.get("rope_theta") or config.get("rope_theta") or 10000.0)}
 
 
-def _write_settings(writer: Any, gguf: Any, config: dict[str, Any], name: str, number_type: NumberType) -> None:
+def _write_settings(writer: Any, gguf: Any, config: JsonObject, name: str, number_type: NumberType) -> None:
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     width = int(config.get("head_dim") or hidden // heads)
     writer.add_name(name)
@@ -116,13 +108,19 @@ def _write_settings(writer: Any, gguf: Any, config: dict[str, Any], name: str, n
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
-def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> Iterator[tuple[str, Array]]:
+def _tensors(folder: Path, config: JsonObject, architecture: str) -> Iterator[tuple[str, Array]]:
     """llama.cpp's name and fp32 values of every tensor, one at a time."""
     layer = LAYER | LAYER_EXTRA[architecture]
     names = {theirs: ours for ours, theirs in TOP.items()}
     for index in range(int(config["num_hidden_layers"])):
         names |= {f"model.layers.{index}.{theirs}": f"blk.{index}.{ours}" for ours, theirs in layer.items()}
-    files = _weight_files(folder)
+    safetensors = need("safetensors")
+    files: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(file, framework="pt") as handle:
+            files |= dict.fromkeys(handle.keys(), file)
+    if not files:
+        raise ModelError(f"{folder} has no *.safetensors")
     tied = bool(config.get("tie_word_embeddings"))
     optional = {"lm_head.weight"} if tied else set()
     missing, unknown = sorted(set(names) - optional - set(files)), sorted(set(files) - set(names))
@@ -134,34 +132,13 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> Iterato
     for theirs, ours in names.items():
         if theirs not in files or (tied and theirs == "lm_head.weight"):
             continue
-        values = _read(files[theirs], theirs)
+        with safetensors.safe_open(files[theirs], framework="pt") as handle:
+            values: Array = handle.get_tensor(theirs).float().numpy()  # by torch: numpy has no bfloat16
         rows = groups.get(ours.rpartition(".")[0].rpartition(".")[2]) if architecture == "llama" else None
-        yield ours, values if rows is None else _interleave(values, rows)
-
-
-def _interleave(values: Array, heads: int) -> Array:
-    """llama.cpp's order of the two rotary halves of each head."""
-    halves = values.reshape(heads, 2, -1, *values.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
-
-
-def _weight_files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor."""
-    safetensors = need("safetensors")
-    found: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safetensors.safe_open(file, framework="pt") as handle:
-            found |= dict.fromkeys(handle.keys(), file)
-    if not found:
-        raise ModelError(f"{folder} has no *.safetensors")
-    return found
-
-
-def _read(file: Path, name: str) -> Array:
-    # By torch: numpy has no bfloat16.
-    with need("safetensors").safe_open(file, framework="pt") as handle:
-        values: Array = handle.get_tensor(name).float().numpy()
-    return values
+        if rows is not None:  # llama.cpp's order of the two rotary halves of each head
+            halves = values.reshape(rows, 2, -1, *values.shape[1:])
+            values = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+        yield ours, values
 
 
 def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:
@@ -170,9 +147,20 @@ def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:
     fast = need("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
     whole = json.loads(fast.backend_tokenizer.to_str()) if getattr(fast, "backend_tokenizer", None) else {}
     model = whole.get("model", {})
-    if model.get("type") != "BPE" or not model.get("merges") or not _is_byte_level(whole):
+    is_byte_level = '"ByteLevel"' in json.dumps([whole.get("pre_tokenizer"), whole.get("decoder")])
+    if model.get("type") != "BPE" or not model.get("merges") or not is_byte_level:
         raise ModelError(f"its tokenizer is not byte-level BPE, the one kind that is written to GGUF here: {REMEDY}")
-    tokens, types = _vocabulary(whole, fast, size)
+    if fast.eos_token_id is None:  # readers would take a number of their own for it
+        raise ModelError(f"its tokenizer names no end-of-text token, which a GGUF file needs: {REMEDY}")
+    # Every token by its number, with llama.cpp's type; numbers that the tokenizer leaves free are unused tokens.
+    tokens, types = [f"[PAD{number}]" for number in range(size)], [UNUSED] * size
+    numbers = {**model["vocab"], **{token["content"]: token["id"] for token in whole["added_tokens"]}}
+    if max(numbers.values()) >= size:
+        raise ModelError(f"its tokenizer has {max(numbers.values()) + 1} tokens and the model {size}: {REMEDY}")
+    added = {token["content"]: CONTROL if token["special"] else USER_DEFINED for token in whole["added_tokens"]}
+    added |= dict.fromkeys(fast.all_special_tokens, CONTROL)
+    for token, number in numbers.items():
+        tokens[number], types[number] = token, added.get(token, NORMAL)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     fields: dict[str, tuple[Any, Any]] = {
         "tokenizer.ggml.model": ("gpt2", kinds.STRING),
@@ -180,7 +168,10 @@ def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:
         "tokenizer.ggml.token_type": (types, kinds.ARRAY),
         "tokenizer.ggml.merges": (merges, kinds.ARRAY),
         "tokenizer.ggml.eos_token_id": (fast.eos_token_id, kinds.UINT32),
-        "tokenizer.ggml.add_bos_token": (_adds_bos(fast), kinds.BOOL),
+        "tokenizer.ggml.add_bos_token": (
+            fast.bos_token_id is not None and fast.encode("a")[:1] == [fast.bos_token_id],
+            kinds.BOOL,
+        ),
     }
     for word, key in (("bos", "bos"), ("pad", "padding"), ("unk", "unknown")):
         number = getattr(fast, f"{word}_token_id", None)
@@ -188,38 +179,12 @@ def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:
             fields[f"tokenizer.ggml.{key}_token_id"] = (number, kinds.UINT32)
     if isinstance(fast.chat_template, str):
         fields["tokenizer.chat_template"] = (fast.chat_template, kinds.STRING)
-    fields["tokenizer.ggml.pre"] = (_kind_of_splits(fields, fast), kinds.STRING)
-    return fields
-
-
-def _is_byte_level(whole: dict[str, Any]) -> bool:
-    return '"ByteLevel"' in json.dumps([whole.get("pre_tokenizer"), whole.get("decoder")])
-
-
-def _vocabulary(whole: dict[str, Any], fast: Any, size: int) -> tuple[list[str], list[int]]:
-    """Every token by its number, with llama.cpp's type; numbers that the tokenizer leaves free are unused tokens."""
-    tokens, types = [f"[PAD{number}]" for number in range(size)], [UNUSED] * size
-    numbers = {**whole["model"]["vocab"], **{token["content"]: token["id"] for token in whole["added_tokens"]}}
-    if max(numbers.values()) >= size:
-        raise ModelError(f"its tokenizer has {max(numbers.values()) + 1} tokens and the model {size}: {REMEDY}")
-    added = {token["content"]: CONTROL if token["special"] else USER_DEFINED for token in whole["added_tokens"]}
-    added |= dict.fromkeys(fast.all_special_tokens, CONTROL)
-    for token, number in numbers.items():
-        tokens[number], types[number] = token, added.get(token, NORMAL)
-    return tokens, types
-
-
-def _adds_bos(fast: Any) -> bool:
-    start = fast.encode("a")[:1]
-    return fast.bos_token_id is not None and start == [fast.bos_token_id]
-
-
-def _kind_of_splits(fields: dict[str, tuple[Any, Any]], fast: Any) -> str:
-    """The `tokenizer.ggml.pre` by which a reader gets this tokenizer's own tokens; tried on a probe."""
+    # Of the ways to split text that readers know by a name, the one that gives this tokenizer's own tokens.
     wanted = fast.encode(PROBE, add_special_tokens=False)
     metadata = {key: value for key, (value, _) in fields.items()}
     for pre in PRE_TOKENIZERS:
         made, _ = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": pre})
         if made.encode(PROBE, add_special_tokens=False).ids == wanted:
-            return pre
+            fields["tokenizer.ggml.pre"] = (pre, kinds.STRING)
+            return fields
     raise ModelError(f"its tokenizer splits text like none of {', '.join(PRE_TOKENIZERS)}: {REMEDY}")

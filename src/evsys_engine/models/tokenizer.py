@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evsys_engine.models.errors import ModelError, need
+from evsys_engine.types import JsonObject
 
 NORMAL, USER_DEFINED, UNUSED = 1, 4, 5
 """Of llama.cpp's token types; all others are control tokens."""
@@ -38,8 +39,19 @@ class Specials:
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> tuple[Any, Specials]:
     """A `tokenizers.Tokenizer` that splits as llama.cpp does on the same file, and its special tokens."""
-    tokens, pre = _check(metadata)
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
+        what = f"of kind {kind!r}" if kind != "gpt2" else f"byte-level BPE of the kind {pre!r}"
+        raise ModelError(
+            f"its tokenizer is {what}; read are byte-level BPE of the kinds {', '.join(PRE_TOKENIZERS)}. "
+            "Use the model's Hugging Face directory instead"
+        )
+    missing = [key for key in ("tokens", "merges", "token_type") if f"tokenizer.ggml.{key}" not in metadata]
+    if missing:
+        raise ModelError(f"its tokenizer lacks {', '.join(missing)}")
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     tokenizers = need("tokenizers")
+    # Byte-level BPE writes a space as another letter, so the one that stands here parts the two tokens.
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # llama-bpe takes a word that is a token as it is, whatever the merges would make of it.
@@ -79,7 +91,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, specials: Specials, *, template
     """Write the two files by which `AutoTokenizer` finds this very tokenizer."""
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos_token": specials.bos, "eos_token": specials.eos, "pad_token": specials.pad, "unk_token": specials.unk}
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         # The general class: a model's own class (LlamaTokenizer) would be rebuilt with another pre-tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{key: token for key, token in named.items() if token is not None},
@@ -89,20 +101,6 @@ def save_tokenizer(tokenizer: Any, folder: Path, specials: Specials, *, template
     if template:
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-
-
-def _check(metadata: Mapping[str, Any]) -> tuple[list[str], str]:
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
-        what = f"of kind {kind!r}" if kind != "gpt2" else f"byte-level BPE of the kind {pre!r}"
-        raise ModelError(
-            f"its tokenizer is {what}; read are byte-level BPE of the kinds {', '.join(PRE_TOKENIZERS)}. "
-            "Use the model's Hugging Face directory instead"
-        )
-    missing = [key for key in ("tokens", "merges", "token_type") if f"tokenizer.ggml.{key}" not in metadata]
-    if missing:
-        raise ModelError(f"its tokenizer lacks {', '.join(missing)}")
-    return metadata["tokenizer.ggml.tokens"], pre
 
 
 def _pre_tokenizer(tokenizers: Any, pre: str) -> Any:

@@ -6,7 +6,7 @@ and code written for it train on. `serve` runs until a signal; `background_serve
 
 from __future__ import annotations
 
-from evsys_engine.server.limits import Limits
-from evsys_engine.server.run import Address, RunningServer, background_server, serve
+from evsys_engine.server.limits import ServerLimits
+from evsys_engine.server.run import RunningServer, ServerAddress, background_server, serve
 
-__all__ = ["Address", "Limits", "RunningServer", "background_server", "serve"]
+__all__ = ["ServerAddress", "ServerLimits", "RunningServer", "background_server", "serve"]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from evsys_engine.server.sessions import NotFound
 
-ROUTE = "archives/"
 FOLDER = ".archives"
 
 

@@ -9,21 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from evsys_engine.types import AdamSettings, BadRequest, SampleRequest
+from evsys_engine.types import AdamParams, BadRequest, JsonObject, SampleRequest
 
 SEED_BITS = 2**64
 
 
-class Anything(BaseModel):
-    """What is said does not matter."""
-
-
 class CreateSession(BaseModel):
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: JsonObject | None = None
     display_name: str | None = None
 
 
@@ -49,7 +44,7 @@ class CreateModel(BaseModel):
     base_model: str
     lora_config: LoraConfig = LoraConfig()
     optimizer_config: OptimizerConfig = OptimizerConfig()
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: JsonObject | None = None
 
 
 class ModelCall(BaseModel):
@@ -60,15 +55,15 @@ class ModelCall(BaseModel):
 
 
 class OptimStep(ModelCall):
-    adam_params: dict[str, Any] | None = None
-    optimizer_params: dict[str, Any] | None = None
+    adam_params: JsonObject | None = None
+    optimizer_params: JsonObject | None = None
 
 
 class SaveWeights(ModelCall):
     path: str | None = None
     ttl_seconds: int | None = Field(default=None, gt=0)
     overwrite: bool = False
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: JsonObject | None = None
 
 
 class SaveForSampler(SaveWeights):
@@ -99,7 +94,7 @@ class SetTtl(BaseModel):
     ttl_seconds: int | None = Field(default=None, gt=0)
 
 
-class AdamParams(BaseModel, extra="forbid"):
+class AdamParamsBody(BaseModel, extra="forbid"):
     learning_rate: float = Field(ge=0, allow_inf_nan=False)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -113,11 +108,16 @@ class Chunk(BaseModel):
     tokens: list[int] | None = None
 
 
-class Prompt(BaseModel):
+class PromptBody(BaseModel):
     chunks: list[Chunk]
 
 
-class SamplingParams(BaseModel):
+MOST_STOPS = 64
+LONGEST_STOP = 1000
+"""Characters. Every token that is written is compared with every stop string."""
+
+
+class SamplingParamsBody(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
     stop: str | list[str] | list[int] | None = None
@@ -125,34 +125,39 @@ class SamplingParams(BaseModel):
     top_k: int = Field(default=-1, ge=-1)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
+    @field_validator("stop")
+    @classmethod
+    def _few_and_short(cls, stop: str | list[str] | list[int] | None) -> str | list[str] | list[int] | None:
+        items = [stop] if isinstance(stop, str) else stop or []
+        if len(items) > MOST_STOPS or any(isinstance(item, str) and len(item) > LONGEST_STOP for item in items):
+            raise ValueError(f"at most {MOST_STOPS} stops, texts of at most {LONGEST_STOP} characters")
+        return stop
 
-class Sample(BaseModel):
+
+class SampleBody(BaseModel):
     sampling_session_id: str
     seq_id: int = Field(ge=0)
-    prompt: Prompt
-    sampling_params: SamplingParams = SamplingParams()
+    prompt: PromptBody
+    sampling_params: SamplingParamsBody = SamplingParamsBody()
     num_samples: int = Field(default=1, ge=1, le=1024)
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = Field(default=0, ge=0)
     prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
     topk_sample_logprobs: int = 0
-    target_prompt_logprobs: Any = None
+    target_prompt_logprobs: object = None
     prompt_alt_tokens_k: int = 0
 
 
 def read_body[Body: BaseModel](kind: type[Body], body: bytes) -> Body:
     """The body as a record; everything that is wrong with it at once otherwise."""
     try:
-        return kind.model_validate(_read_json(body or b"{}"))
-    except ValidationError as exc:
-        raise BadRequest(_say(exc)) from exc
-
-
-def _read_json(body: bytes) -> Any:
-    try:
-        return json.loads(body, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(body or b"{}", parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as exc:
         raise BadRequest(f"the body is not JSON: {exc}") from exc
+    try:
+        return kind.model_validate(value)
+    except ValidationError as exc:
+        raise BadRequest(_say(exc)) from exc
 
 
 def _finite(text: str) -> float:
@@ -182,22 +187,28 @@ def digest_body(body: BaseModel) -> str:
     return digest(type(body).__name__, body.model_dump_json().encode())
 
 
-def read_adam(call: OptimStep) -> AdamSettings:
+def read_adam(call: OptimStep) -> AdamParams:
     if call.adam_params is None:
         family = (call.optimizer_params or {}).get("type", "nothing")
         raise BadRequest(f"optim_step asks for {family!r}; this server has AdamW: pass tinker.AdamParams(...)")
     try:
-        params = AdamParams.model_validate(call.adam_params)
+        params = AdamParamsBody.model_validate(call.adam_params)
     except ValidationError as exc:
         raise BadRequest(f"adam_params: {_say(exc)}") from exc
-    return AdamSettings(**params.model_dump())
+    return AdamParams(**params.model_dump())
 
 
-def read_sample(call: Sample, *, max_length: int) -> SampleRequest:
+def read_sample(call: SampleBody, *, max_length: int) -> SampleRequest:
     """As the protocol has it, an empty list of stops means that nothing stops a completion, not even the end of text,
     and a stop string is part of the completion."""
-    _refuse_what_is_not_offered(call)
-    tokens = [token for chunk in call.prompt.chunks for token in _tokens_of(chunk)]
+    for name in ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k"):
+        if getattr(call, name):
+            raise BadRequest(f"{name} is not offered here; prompt_logprobs and topk_prompt_logprobs are")
+    tokens: list[int] = []
+    for chunk in call.prompt.chunks:
+        if chunk.tokens is None:
+            raise BadRequest(f"the prompt has a chunk of type {chunk.type!r}; this server takes tokens only")
+        tokens += chunk.tokens
     params = call.sampling_params
     if len(tokens) > max_length:
         raise BadRequest(f"the prompt has {len(tokens)} tokens; the model takes {max_length}")
@@ -213,33 +224,12 @@ def read_sample(call: Sample, *, max_length: int) -> SampleRequest:
         top_k=params.top_k,
         top_p=params.top_p,
         seed=None if params.seed is None else params.seed % SEED_BITS,
-        stop=_as_stops(params.stop),
+        stop=(params.stop,) if isinstance(params.stop, str) else tuple(params.stop or ()),
         end_of_text=params.stop != [],
         keep_stop_strings=True,
         prompt_logprobs=bool(call.prompt_logprobs),
         topk_prompt_logprobs=call.topk_prompt_logprobs,
     )
-
-
-def _as_stops(stop: str | list[str] | list[int] | None) -> tuple[str | int, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
-
-
-def _tokens_of(chunk: Chunk) -> list[int]:
-    if chunk.tokens is None:
-        raise BadRequest(f"the prompt has a chunk of type {chunk.type!r}; this server takes tokens only")
-    return chunk.tokens
-
-
-def _refuse_what_is_not_offered(call: Sample) -> None:
-    asked = {
-        "topk_sample_logprobs": call.topk_sample_logprobs,
-        "target_prompt_logprobs": call.target_prompt_logprobs,
-        "prompt_alt_tokens_k": call.prompt_alt_tokens_k,
-    }
-    for name, value in asked.items():
-        if value:
-            raise BadRequest(f"{name} is not offered here; prompt_logprobs and topk_prompt_logprobs are")
 
 
 def _say(error: ValidationError) -> str:

@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from evsys_engine.types import BadRequest, EngineError
+from evsys_engine.types import BadRequest, EngineError, JsonObject
 
 logger = logging.getLogger("evsys_engine.server")
 
@@ -81,7 +81,7 @@ class Checkpoints:
         self,
         path: TinkerPath,
         write: Callable[[Path], None],
-        facts: dict[str, Any],
+        facts: JsonObject,
         *,
         ttl_seconds: int | None = None,
         overwrite: bool = False,
@@ -97,7 +97,13 @@ class Checkpoints:
             now = self._now()
             expires = None if ttl_seconds is None else (now + timedelta(seconds=ttl_seconds)).isoformat()
             _write_json(draft / MARKER, {**facts, "time": now.isoformat(), "expires_at": expires})
-            _swap(draft, target)
+            # Two renames, since a folder with files in it cannot be replaced; after a crash between them
+            # `_sweep_drafts` puts the older version back.
+            old = target.with_name(f"{draft.name}-old")
+            if target.exists():
+                os.replace(target, old)
+            os.replace(draft, target)
+            shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -107,8 +113,8 @@ class Checkpoints:
             raise UnknownCheckpoint(f"there is no checkpoint {path} under {self.folder}")
         return folder
 
-    def facts(self, path: TinkerPath) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.find(path) / MARKER).read_text())
+    def facts(self, path: TinkerPath) -> JsonObject:
+        found: JsonObject = json.loads((self.find(path) / MARKER).read_text())
         return found
 
     def delete(self, path: TinkerPath) -> None:
@@ -135,7 +141,7 @@ class Checkpoints:
                 logger.warning("%s is left out of the lists: its %s cannot be read: %s", path, MARKER, exc)
         return sorted(times, key=lambda path: times[path])
 
-    def describe(self, path: TinkerPath) -> dict[str, Any]:
+    def describe(self, path: TinkerPath) -> JsonObject:
         """As the protocol lists a checkpoint."""
         facts = self.facts(path)
         return {
@@ -184,6 +190,7 @@ def _lock(folder: Path) -> IO[str]:
 
 def _sweep_drafts(folder: Path) -> None:
     """Remove what a killed server was writing. It holds the folder's lock no longer, so nothing else writes there."""
+    # Parents first: a draft is removed with all that is in it.
     for entry in sorted(folder.rglob(".*"), key=lambda path: len(path.parts)):
         match = _DRAFT.fullmatch(entry.name)
         if match is None and not entry.name.endswith((".part", ".old")):
@@ -197,15 +204,7 @@ def _sweep_drafts(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def _swap(draft: Path, target: Path) -> None:
-    old = target.with_name(f"{draft.name}-old")
-    if target.exists():
-        os.replace(target, old)
-    os.replace(draft, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_json(file: Path, value: dict[str, Any]) -> None:
+def _write_json(file: Path, value: JsonObject) -> None:
     draft = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
     with draft.open("w") as stream:
         json.dump(value, stream, indent=1)

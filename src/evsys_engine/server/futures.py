@@ -1,46 +1,33 @@
 """Promises and their results.
 
-In: work that will end in an answer or a failure. Out: the answer to whoever asks with the promise's id, as often as
-they ask, until it has been collected for a while. Lives on the event loop; nothing here blocks it.
+In: work that will end in an answer or a failure. Out: the answer to each request with the promise's id, until it has
+been collected for a while. Lives on the event loop; nothing here blocks it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from evsys_engine.server.limits import Limits
-from evsys_engine.types import BadRequest
+from evsys_engine.http import HttpResponse, json_response
+from evsys_engine.server.limits import ServerLimits
+from evsys_engine.types import BadRequest, JsonObject
 
 logger = logging.getLogger("evsys_engine.server")
 
-JSON = "application/json"
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A body, ready to be sent."""
-
-    body: bytes
-    content_type: str = JSON
-    file: Path | None = None
-    """Sent instead of the body, piece by piece."""
-
-
-def json_answer(value: Any) -> Answer:
+def json_reply(value: object) -> HttpResponse:
     try:
-        return Answer(json.dumps(value, allow_nan=False).encode())
+        return json_response(value)
     except ValueError:  # a norm of gradients that are not finite, for instance
-        return Answer(json.dumps(_with_named_floats(value), allow_nan=False).encode())
+        return json_response(_with_named_floats(value))
 
 
-def _with_named_floats(value: Any) -> Any:
+def _with_named_floats(value: object) -> object:
     """JSON has no NaN and no Infinity: they travel as strings, as in protobuf's JSON, which the client reads back."""
     if isinstance(value, dict):
         return {key: _with_named_floats(item) for key, item in value.items()}
@@ -51,34 +38,34 @@ def _with_named_floats(value: Any) -> Any:
     return value
 
 
-def failure(exc: BaseException) -> Answer:
+def failure(exc: BaseException) -> HttpResponse:
     """What the client raises as a failed request: the caller's mistake, or ours."""
     if isinstance(exc, BadRequest):
-        return json_answer({"error": str(exc), "category": "user"})
-    return json_answer({"error": f"{type(exc).__name__}: {exc}", "category": "server"})
+        return json_reply({"error": str(exc), "category": "user"})
+    return json_reply({"error": f"{type(exc).__name__}: {exc}", "category": "server"})
 
 
-class UnknownPromise(KeyError):
-    """Never made here, or long gone."""
+class UnknownPromise(BadRequest):
+    """Never made here, or long gone; 410."""
 
 
 @dataclass(slots=True)
 class Promise:
     request_id: str
     session_id: str
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[HttpResponse]
     payload: str
     """A digest of the request: the same id with another request is a mistake of the caller."""
     done_at: float = 0.0
     collected_at: float = 0.0
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
     """Said to the client together with the id."""
 
 
 class Futures:
     """Every promise that may still be asked for."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: ServerLimits, clock: Callable[[], float]) -> None:
         self._limits, self._clock = limits, clock
         self._promises: dict[str, Promise] = {}
         self._closing = asyncio.Event()
@@ -95,14 +82,14 @@ class Futures:
         self._promises[request_id] = promise
         return promise
 
-    def start(self, promise: Promise, work: Awaitable[Answer]) -> Promise:
+    def start(self, promise: Promise, work: Awaitable[HttpResponse]) -> Promise:
         """Let `work` run by itself and end in the promise."""
         task = asyncio.ensure_future(self.keep(promise, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return promise
 
-    async def keep(self, promise: Promise, work: Awaitable[Answer]) -> None:
+    async def keep(self, promise: Promise, work: Awaitable[HttpResponse]) -> None:
         """Wait for `work` and put what came of it into the promise."""
         try:
             self.settle(promise, await work)
@@ -114,18 +101,19 @@ class Futures:
                 logger.exception("request %s failed", promise.request_id)
             self.settle(promise, failure(exc))
 
-    def settle(self, promise: Promise, answer: Answer) -> None:
+    def settle(self, promise: Promise, answer: HttpResponse) -> None:
         if not promise.answer.done():
             promise.done_at = self._clock()
             promise.answer.set_result(answer)
 
-    async def wait_for(self, request_id: str) -> Answer | None:
+    async def wait_for(self, request_id: str) -> HttpResponse | None:
         """The answer, or None when it is not there after `poll_seconds`."""
         promise = self._promises.get(request_id)
         if promise is None:
-            raise UnknownPromise(request_id)
+            raise UnknownPromise(f"there is no result for request {request_id!r} (any more)")
         if not await self._done_in_time(promise):
             return None
+        # The first time counts: asking again and again does not keep a result alive.
         promise.collected_at = promise.collected_at or self._clock()
         return promise.answer.result()
 
@@ -145,7 +133,7 @@ class Futures:
             del self._promises[promise.request_id]
 
     def sweep(self) -> None:
-        """Forget results that were collected a while ago, and those nobody came for."""
+        """Forget results that were collected a while ago, and those that no client collected in time."""
         now = self._clock()
         for promise in [p for p in self._promises.values() if p.done_at]:
             collected_long_ago = promise.collected_at and now - promise.collected_at >= self._limits.collected_seconds
@@ -153,7 +141,7 @@ class Futures:
                 del self._promises[promise.request_id]
 
     def stop_waiting(self) -> None:
-        """Whoever waits is told to ask again: the server is about to close its connections."""
+        """Answer waiting polls with "try again": the server is about to close its connections."""
         self._closing.set()
 
     async def close(self) -> None:

@@ -20,33 +20,34 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from evsys_engine.http import HttpResponse
 from evsys_engine.server import bodies, wire
 from evsys_engine.server.archives import Archives
 from evsys_engine.server.checkpoints import Checkpoints, TinkerPath, check_name
-from evsys_engine.server.futures import Answer, Futures, Promise, json_answer
-from evsys_engine.server.lanes import Conflict, Job, Lane
-from evsys_engine.server.limits import LIMITS, Limits
-from evsys_engine.server.naming import Naming
+from evsys_engine.server.futures import Futures, Promise, json_reply
+from evsys_engine.server.limits import LIMITS, ServerLimits
 from evsys_engine.server.samplers import Samplers
-from evsys_engine.server.sessions import Model, Sampling, Session, Sessions
-from evsys_engine.types import BadRequest, EngineApi, LoraSettings
+from evsys_engine.server.sessions import Conflict, EngineSession, Lane, Model, ModelJob, Naming, Sampling, Sessions
+from evsys_engine.types import BadRequest, EngineApi, JsonObject, LoraSettings
 
 
 class Service:
     """One engine, one folder of checkpoints, any number of clients."""
 
-    def __init__(self, engine: EngineApi, checkpoints: Checkpoints, limits: Limits = LIMITS) -> None:
+    def __init__(self, engine: EngineApi, checkpoints: Checkpoints, limits: ServerLimits = LIMITS) -> None:
         self.engine, self.checkpoints, self.limits = engine, checkpoints, limits
         self.naming = Naming(engine.info)
         self.sessions = Sessions(time.monotonic)
         self.futures = Futures(limits, time.monotonic)
+        self.arriving = 0
+        """Numbered calls that are being read and are in no lane yet."""
         self._running: set[Future[Any]] = set()
         self._pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="engine-server")
         self.samplers = Samplers(engine, self.in_worker, limits)
         self.archives = Archives(checkpoints.folder, time.monotonic, seconds=limits.archive_seconds)
 
     async def in_worker(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The function's result; it runs on a thread, and to its end even if nobody waits any more."""
+        """The function's result; it runs on a thread, and to its end even if its caller has gone."""
         running = self._pool.submit(function, *args)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -54,21 +55,22 @@ class Service:
 
     # Sessions
 
-    async def create_session(self, body: bodies.CreateSession) -> dict[str, Any]:
+    async def create_session(self, body: bodies.CreateSession) -> JsonObject:
         return {"session_id": self.sessions.open(body.user_metadata, body.display_name).session_id}
 
-    async def session_heartbeat(self, body: bodies.SessionCall) -> dict[str, Any]:
+    async def session_heartbeat(self, body: bodies.SessionCall) -> JsonObject:
         self.sessions.get(body.session_id)
         return {"type": "session_heartbeat"}
 
-    async def finish_session(self, session_id: str) -> dict[str, Any]:
+    async def finish_session(self, session_id: str) -> JsonObject:
         await self.end_session(self.sessions.get(session_id))
         return {}
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: EngineSession) -> None:
         """Unload its models and samplers and forget its results."""
         self.sessions.remove(session)
         self.futures.drop_session(session.session_id)
+        # Models first: a call that still runs in a lane may add a sampler, which the next loop then puts away.
         for model in list(session.models.values()):
             await self._unload(model)
         for sampling in list(session.samplings.values()):
@@ -77,7 +79,7 @@ class Service:
 
     # Models
 
-    async def create_model(self, body: bodies.CreateModel) -> dict[str, Any]:
+    async def create_model(self, body: bodies.CreateModel) -> JsonObject:
         session = self.sessions.get(body.session_id)
         self.naming.check(body.base_model)
         if body.optimizer_config.type != "adamw":
@@ -85,23 +87,23 @@ class Service:
         model_id = f"{session.session_id}-train-{body.model_seq_id}"
         return self._promised(session, f"{model_id}/create", body, lambda: self._create(session, model_id, body))
 
-    async def _create(self, session: Session, model_id: str, body: bodies.CreateModel) -> Answer:
+    async def _create(self, session: EngineSession, model_id: str, body: bodies.CreateModel) -> HttpResponse:
         if model_id not in session.models:  # asked for again after its first answer was forgotten
             await self._load_adapter(session, model_id, body)
-        return json_answer({"type": "create_model", "model_id": model_id})
+        return json_reply({"type": "create_model", "model_id": model_id})
 
-    async def _load_adapter(self, session: Session, model_id: str, body: bodies.CreateModel) -> None:
+    async def _load_adapter(self, session: EngineSession, model_id: str, body: bodies.CreateModel) -> None:
         config = body.lora_config.model_dump()
         seed = config.pop("seed")
         settings = LoraSettings(**config, seed=secrets.randbelow(2**31) if seed is None else seed)
         adapter = await self.in_worker(self.engine.create_adapter, settings)
-        lane = Lane(model_id, self.futures, gap_seconds=self.limits.gap_seconds)
+        lane = Lane(model_id, self.futures, self.limits, lambda: self.arriving > 0)
         model = Model(model_id, session, settings, adapter, lane, body.user_metadata)
         session.models[model_id] = model
         if session not in self.sessions.all():  # it ended meanwhile
             await self._unload(model)
 
-    async def get_info(self, body: bodies.ModelCall) -> dict[str, Any]:
+    async def get_info(self, body: bodies.ModelCall) -> JsonObject:
         model = self.sessions.model(body.model_id)
         name = self.naming.public
         return {
@@ -113,59 +115,59 @@ class Service:
             "lora_rank": model.settings.rank,
         }
 
-    async def unload_model(self, body: bodies.ModelCall) -> dict[str, Any]:
+    async def unload_model(self, body: bodies.ModelCall) -> JsonObject:
         model = self.sessions.model(body.model_id)
         return self._promised(model.session, f"{model.model_id}/unload", body, lambda: self._unload(model))
 
-    async def _unload(self, model: Model) -> Answer:
+    async def _unload(self, model: Model) -> HttpResponse:
         model.session.models.pop(model.model_id, None)
         await model.lane.close()
         await self.in_worker(model.adapter.close)
-        return json_answer({"type": "unload_model", "model_id": model.model_id})
+        return json_reply({"type": "unload_model", "model_id": model.model_id})
 
     # Training
 
-    async def forward_backward(self, body: bytes) -> dict[str, Any]:
+    async def forward_backward(self, body: bytes) -> JsonObject:
         request, payload = await self.in_worker(_parse_training_request, body)
         model = self.sessions.model(request.model_id)
         return self._in_turn(model, request.seq_id, payload, lambda: self.in_worker(self._loss, model, request))
 
-    def _loss(self, model: Model, request: Any) -> Answer:
+    def _loss(self, model: Model, request: Any) -> HttpResponse:
         data, config = wire.read_training_data(request, self.limits.tensor_elements)
         if not data:
             raise BadRequest("the batch is empty")
         compute = model.adapter.forward if request.forward_only else model.adapter.forward_backward
-        return Answer(wire.write_loss_output(compute(data, request.loss_fn, config)), wire.PROTOBUF)
+        return HttpResponse(wire.write_loss_output(compute(data, request.loss_fn, config)), wire.PROTOBUF)
 
-    async def optim_step(self, body: bodies.OptimStep) -> dict[str, Any]:
+    async def optim_step(self, body: bodies.OptimStep) -> JsonObject:
         model = self.sessions.model(body.model_id)
 
-        async def step() -> Answer:
+        async def step() -> HttpResponse:
             metrics = await self.in_worker(model.adapter.optim_step, bodies.read_adam(body))
-            return json_answer({"metrics": metrics})
+            return json_reply({"metrics": metrics})
 
         return self._in_turn(model, body.seq_id, bodies.digest_body(body), step)
 
     # Weights
 
-    async def save_weights(self, body: bodies.SaveWeights) -> dict[str, Any]:
+    async def save_weights(self, body: bodies.SaveWeights) -> JsonObject:
         model = self.sessions.model(body.model_id)
 
-        async def save() -> Answer:
+        async def save() -> HttpResponse:
             path = await self.in_worker(self._save, model, "weights", model.adapter.save_state, body)
-            return json_answer({"type": "save_weights", "path": path})
+            return json_reply({"type": "save_weights", "path": path})
 
         return self._in_turn(model, body.seq_id, bodies.digest_body(body), save)
 
-    async def save_weights_for_sampler(self, body: bodies.SaveForSampler) -> dict[str, Any]:
+    async def save_weights_for_sampler(self, body: bodies.SaveForSampler) -> JsonObject:
         model = self.sessions.model(body.model_id)
 
-        async def save() -> Answer:
+        async def save() -> HttpResponse:
             if body.path is None:
                 sampler_id = await self._save_unnamed(model, body.sampling_session_seq_id)
-                return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
+                return json_reply({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
             path = await self.in_worker(self._save, model, "sampler_weights", model.adapter.save_weights, body)
-            return json_answer({"type": "save_weights_for_sampler", "path": path})
+            return json_reply({"type": "save_weights_for_sampler", "path": path})
 
         return self._in_turn(model, body.seq_id, bodies.digest_body(body), save)
 
@@ -195,25 +197,25 @@ class Service:
             await self._put_away(old)
         return sampling.sampler_id
 
-    async def load_weights(self, body: bodies.LoadWeights) -> dict[str, Any]:
+    async def load_weights(self, body: bodies.LoadWeights) -> JsonObject:
         model = self.sessions.model(body.model_id)
 
-        async def load() -> Answer:
+        async def load() -> HttpResponse:
             await self.in_worker(self._load, model, body)
-            return json_answer({"type": "load_weights", "path": body.path, "model_id": model.model_id})
+            return json_reply({"type": "load_weights", "path": body.path, "model_id": model.model_id})
 
         return self._in_turn(model, body.seq_id, bodies.digest_body(body), load)
 
     def _load(self, model: Model, body: bodies.LoadWeights) -> None:
         path = TinkerPath.parse(body.path)
         if path.kind != "weights":
-            raise BadRequest(f"{path} was saved for sampling; training goes on from a path that save_state returned")
+            raise BadRequest(f"{path} was saved for sampling; load a path that save_state returned")
         self.naming.check_facts(str(path), self.checkpoints.facts(path))
         model.adapter.load_state(self.checkpoints.find(path), optimizer=body.optimizer)
 
     # Sampling
 
-    async def create_sampling_session(self, body: bodies.CreateSamplingSession) -> dict[str, Any]:
+    async def create_sampling_session(self, body: bodies.CreateSamplingSession) -> JsonObject:
         session = self.sessions.get(body.session_id)
         sampler_id = _sampler_id(session, body.sampling_session_seq_id)
         known = session.samplings.get(sampler_id)
@@ -237,15 +239,15 @@ class Service:
         self.naming.check_facts(str(path), self.checkpoints.facts(path))
         return self.checkpoints.find(path)
 
-    async def asample(self, body: bodies.Sample) -> dict[str, Any]:
+    async def asample(self, body: bodies.SampleBody) -> JsonObject:
         sampling = self.sessions.sampling(body.sampling_session_id)
         request = bodies.read_sample(body, max_length=self.engine.info.max_length)
         request_id = f"{sampling.sampler_id}/{body.seq_id}"
 
-        async def sample() -> Answer:
+        async def sample() -> HttpResponse:
             result = await self.samplers.sample(sampling.folder, request)
             packed = await self.in_worker(partial(wire.write_sample_result, last_n=body.prompt_logprobs_last_n), result)
-            return Answer(packed, wire.PROTOBUF)
+            return HttpResponse(packed, wire.PROTOBUF)
 
         sequence_ids = [f"{request_id}/{row}" for row in range(body.num_samples)]
         return self._promised(sampling.session, request_id, body, sample, sample_sequence_ids=sequence_ids)
@@ -253,8 +255,13 @@ class Service:
     # Promises
 
     def _promised(
-        self, session: Session, request_id: str, body: BaseModel, work: Callable[[], Awaitable[Answer]], **extra: Any
-    ) -> dict[str, Any]:
+        self,
+        session: EngineSession,
+        request_id: str,
+        body: BaseModel,
+        work: Callable[[], Awaitable[HttpResponse]],
+        **extra: Any,
+    ) -> JsonObject:
         """Begin at once. The same request sent again is the same promise."""
         payload = bodies.digest_body(body)
         promise = self._known(request_id, payload)
@@ -264,8 +271,8 @@ class Service:
         return _ticket(promise)
 
     def _in_turn(
-        self, model: Model, seq_id: int | None, payload: str, work: Callable[[], Awaitable[Answer]]
-    ) -> dict[str, Any]:
+        self, model: Model, seq_id: int | None, payload: str, work: Callable[[], Awaitable[HttpResponse]]
+    ) -> JsonObject:
         """Begin when every earlier call of the model is done. The same call sent again is the same promise."""
         number = model.lane.number(seq_id)
         request_id = f"{model.model_id}/{number}"
@@ -273,7 +280,7 @@ class Service:
             self._known(request_id, payload)
             return {"request_id": request_id, "model_id": model.model_id}
         promise = self.futures.make(request_id, model.session.session_id, payload, model_id=model.model_id)
-        model.lane.put(number, Job(promise, work))
+        model.lane.put(number, ModelJob(promise, work))
         return _ticket(promise)
 
     def _known(self, request_id: str, payload: str) -> Promise | None:
@@ -303,6 +310,7 @@ class Service:
             for model in session.models.values():
                 model.lane.abandon()
         await self.futures.close()
+        # A thread cannot be broken off: what has begun gets `patience_seconds`, what has not is dropped.
         self._pool.shutdown(wait=False, cancel_futures=True)
         left = [asyncio.wrap_future(running) for running in list(self._running)]
         late = (await asyncio.wait(left, timeout=patience_seconds))[1] if left else set()
@@ -320,11 +328,11 @@ class Service:
         if sampling.unnamed and sampling.folder is not None:
             await self.in_worker(partial(shutil.rmtree, ignore_errors=True), sampling.folder)
 
-    def _unnamed(self, session: Session) -> Path:
+    def _unnamed(self, session: EngineSession) -> Path:
         return self.checkpoints.unnamed_folder(session.session_id)
 
 
-def _sampler_id(session: Session, number: int) -> str:
+def _sampler_id(session: EngineSession, number: int) -> str:
     return f"{session.session_id}-sample-{number}"
 
 
@@ -334,5 +342,5 @@ def _parse_training_request(body: bytes) -> tuple[Any, str]:
     return request, bodies.digest("forward_backward", request.SerializeToString(deterministic=True))
 
 
-def _ticket(promise: Promise) -> dict[str, Any]:
+def _ticket(promise: Promise) -> JsonObject:
     return {"request_id": promise.request_id, **promise.extra}

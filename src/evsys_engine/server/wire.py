@@ -7,14 +7,115 @@ client can get wrong is a `BadRequest` here or in the engine, always before anyt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from evsys_engine.server.schema import FLOAT32, INT32, INT64, STOP_REASONS, message
-from evsys_engine.types import Array, BadRequest, LossOutput, SampleResult, TrainingDatum
+from evsys_engine.types import Array, BadRequest, LossOutput, SampleOutput, TrainingDatum
+
+# The protocol's protobuf messages, as far as this server reads or writes them.
+#
+# In: the table below. Out: message classes (`ForwardBackwardRequest()`, ...) made by the `protobuf` library. The
+# table repeats field numbers of Tinker's public schema, so the server needs no `tinker` package; fields it does not
+# name are skipped when read. A test compares every row with the schema inside the installed client.
+
+
+# name: (number, type); "*" repeats, "map" is string -> type. Enums travel as int32.
+MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "ForwardBackwardRequest": {
+        "model_id": (1, "string"),
+        "seq_id": (2, "int32"),
+        "data": (3, "Datum *"),
+        "loss_fn": (4, "string"),
+        "loss_fn_config": (5, "double map"),
+        "forward_only": (6, "bool"),
+        "loss_fn_config_v2": (7, "LossConfigValue map"),
+    },
+    "LossConfigValue": {"number": (1, "double"), "text": (2, "string")},
+    "Datum": {"model_input": (1, "Chunk *"), "loss_fn_inputs": (2, "Tensor map")},
+    # Pictures and sound are recognised in order to be refused; what is in them is not read.
+    "Chunk": {"encoded_text": (1, "EncodedTextChunk"), "image": (2, "ImageChunk"), "dmel": (3, "DmelChunk")},
+    "EncodedTextChunk": {"tokens": (1, "bytes")},
+    "ImageChunk": {},
+    "DmelChunk": {},
+    "Tensor": {
+        "dense": (1, "bytes"),
+        "sparse_csr": (2, "SparseCsr"),
+        "dtype": (3, "int32"),
+        "shape": (4, "int64 *"),
+    },
+    "SparseCsr": {"values": (1, "bytes"), "crow_indices": (2, "bytes"), "col_indices": (3, "bytes")},
+    "ForwardBackwardOutput": {
+        "loss_fn_output_type": (1, "string"),
+        "loss_fn_outputs": (2, "ArrayRecord *"),
+        "metrics": (3, "double map"),
+    },
+    "ArrayRecord": {"type_tag": (1, "string"), "fields": (2, "BatchedTensor map"), "num_datums": (3, "int64")},
+    "BatchedTensor": {
+        "data": (1, "bytes"),
+        "offsets": (2, "bytes"),
+        "dtype": (3, "int32"),
+        "trailing_shape": (4, "int64 *"),
+    },
+    "SampleResponse": {
+        "sequences": (1, "SampledSequence *"),
+        "prompt_logprobs": (2, "bytes"),
+        "topk_prompt_logprobs": (3, "TopkLogprobs"),
+    },
+    "SampledSequence": {"stop_reason": (1, "int32"), "tokens": (2, "bytes"), "logprobs": (3, "bytes")},
+    "TopkLogprobs": {
+        "token_ids": (1, "bytes"),
+        "logprobs": (2, "bytes"),
+        "k": (3, "uint32"),
+        "length": (4, "uint32"),
+    },
+}
+
+FLOAT32, INT64, INT32 = 1, 2, 3
+"""Values of the schema's `DType`."""
+STOP_REASONS = {"stop": 0, "length": 1}
+
+
+def message(name: str) -> Any:
+    """An empty message of the named kind."""
+    return _classes()[name]()
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    # A pool of our own: the client's schema may be loaded in the same process under the same names.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="evsys_engine.proto", package="evsys_engine", syntax="proto3")
+    for name, fields in MESSAGES.items():
+        message_type = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            kind, _, many = kind.partition(" ")
+            if many == "map":  # protobuf's own form of a map: repeated entries of a nested message
+                entry = message_type.nested_type.add(name="".join(word.title() for word in field.split("_")) + "Entry")
+                entry.options.map_entry = True
+                _add_field(entry, "key", 1, "string")
+                _add_field(entry, "value", 2, kind)
+                kind = f"{name}.{entry.name}"
+            _add_field(message_type, field, number, kind, repeated=bool(many))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = pool.FindFileByName(file.name).message_types_by_name
+    return {name: message_factory.GetMessageClass(found[name]) for name in MESSAGES}
+
+
+def _add_field(message_type: Any, name: str, number: int, kind: str, *, repeated: bool = False) -> None:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
+
+    field = message_type.field.add(name=name, number=number)
+    field.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
+    if kind[0].isupper():
+        field.type, field.type_name = Field.TYPE_MESSAGE, f".evsys_engine.{kind}"
+    else:
+        field.type = Field.Type.Value(f"TYPE_{kind.upper()}")
+
 
 PROTOBUF = "application/x-protobuf"
 NO_TOKEN, NO_LOGPROB = 0, -99999.0
@@ -55,33 +156,25 @@ def read_call_number(body: bytes) -> tuple[str, int] | None:
 
 def read_training_data(request: Any, max_elements: int) -> tuple[list[TrainingDatum], dict[str, float]]:
     """The batch and the loss settings of a request."""
-    data = [_read_datum(datum, index, max_elements) for index, datum in enumerate(request.data)]
-    return data, _read_loss_config(request)
-
-
-def _read_loss_config(request: Any) -> dict[str, float]:
-    if not request.loss_fn_config_v2:  # clients before 0.30 send the plain map alone
-        return dict(request.loss_fn_config)
+    data = []
+    for index, datum in enumerate(request.data):
+        try:
+            tokens: list[int] = []
+            for chunk in datum.model_input:
+                if not chunk.HasField("encoded_text"):
+                    raise ValueError("model_input has a chunk that is not text; this server takes tokens only")
+                tokens += np.frombuffer(chunk.encoded_text.tokens, dtype=np.int32).tolist()
+            inputs = {name: _read_input(name, tensor, max_elements) for name, tensor in datum.loss_fn_inputs.items()}
+        except ValueError as exc:
+            raise BadRequest(f"data[{index}]: {exc}") from exc
+        data.append(TrainingDatum(tokens=tokens, inputs=inputs))
+    # Clients before 0.30 send the plain map alone.
+    config = {} if request.loss_fn_config_v2 else dict(request.loss_fn_config)
     for name, value in request.loss_fn_config_v2.items():
         if value.text:
             raise BadRequest(f"loss_fn_config[{name!r}] is the text {value.text!r}; this server's losses take numbers")
-    return {name: value.number for name, value in request.loss_fn_config_v2.items()}
-
-
-def _read_datum(datum: Any, index: int, max_elements: int) -> TrainingDatum:
-    try:
-        tokens = [token for chunk in datum.model_input for token in _read_chunk(chunk)]
-        inputs = {name: _read_input(name, tensor, max_elements) for name, tensor in datum.loss_fn_inputs.items()}
-    except ValueError as exc:
-        raise BadRequest(f"data[{index}]: {exc}") from exc
-    return TrainingDatum(tokens=tokens, inputs=inputs)
-
-
-def _read_chunk(chunk: Any) -> list[int]:
-    if not chunk.HasField("encoded_text"):
-        raise ValueError("model_input has a chunk that is not text; this server takes tokens only")
-    tokens: list[int] = np.frombuffer(chunk.encoded_text.tokens, dtype=np.int32).tolist()
-    return tokens
+        config[name] = value.number
+    return data, config
 
 
 def _read_input(name: str, tensor: Any, max_elements: int) -> Array:
@@ -103,13 +196,10 @@ def read_tensor(tensor: Any, max_elements: int) -> Array:
     dtype, shape = _DTYPES[tensor.dtype], tuple(tensor.shape)
     if any(size < 0 for size in shape) or math.prod(shape) > max_elements:
         raise ValueError(f"shape {shape} is negative or has more than {max_elements} elements")
-    if tensor.HasField("sparse_csr"):
-        return _spread_out(tensor.sparse_csr, dtype, shape)
-    array = np.frombuffer(tensor.dense, dtype=dtype).copy()  # torch wants memory it may write to
-    return array.reshape(shape) if shape else array
-
-
-def _spread_out(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
+    if not tensor.HasField("sparse_csr"):
+        array = np.frombuffer(tensor.dense, dtype=dtype).copy()  # torch wants memory it may write to
+        return array.reshape(shape) if shape else array
+    csr = tensor.sparse_csr
     values = np.frombuffer(csr.values, dtype=dtype)
     starts = np.frombuffer(csr.crow_indices, dtype=np.int64)
     columns = np.frombuffer(csr.col_indices, dtype=np.int64)
@@ -128,37 +218,25 @@ def _spread_out(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
 def write_loss_output(output: LossOutput) -> bytes:
     answer = message("ForwardBackwardOutput")
     answer.loss_fn_output_type = "ArrayRecord"
-    for trailing, arrays in _runs_of_equal_width(output.logprobs):
-        record = answer.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(arrays))
-        _write_batch(record.fields["logprobs"], arrays, trailing)
+    # One record holds arrays of one width only: neighbours [T] together, neighbours [T, K] of one K together.
+    for trailing, run in groupby(output.logprobs, key=lambda array: tuple(array.shape[1:])):
+        packed = [np.ascontiguousarray(array, dtype=np.float32).tobytes() for array in run]
+        record = answer.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(packed))
+        batch = record.fields["logprobs"]
+        batch.data = b"".join(packed)
+        batch.offsets = np.cumsum([0, *map(len, packed)], dtype=np.int64).tobytes()
+        batch.dtype = FLOAT32
+        batch.trailing_shape.extend(trailing)
     for name, value in output.metrics.items():
-        answer.metrics[_with_reduction(name)] = float(value)
+        # The client folds the metrics of a batch sent in pieces by the word after the colon, and fails without one.
+        answer.metrics[name if name.count(":") == 1 else f"{name.replace(':', '_')}:mean"] = float(value)
     return bytes(answer.SerializeToString())
 
 
-def _runs_of_equal_width(arrays: Sequence[Array]) -> Iterator[tuple[tuple[int, ...], list[Array]]]:
-    """One record holds arrays of one width only: neighbours [T] together, neighbours [T, K] of one K together."""
-    for trailing, run in groupby(arrays, key=lambda array: tuple(array.shape[1:])):
-        yield trailing, list(run)
-
-
-def _write_batch(batch: Any, arrays: list[Array], trailing: tuple[int, ...]) -> None:
-    packed = [np.ascontiguousarray(array, dtype=np.float32).tobytes() for array in arrays]
-    batch.data = b"".join(packed)
-    batch.offsets = np.cumsum([0, *map(len, packed)], dtype=np.int64).tobytes()
-    batch.dtype = FLOAT32
-    batch.trailing_shape.extend(trailing)
-
-
-def _with_reduction(name: str) -> str:
-    """The client folds the metrics of a batch sent in pieces by the word after the colon, and fails without one."""
-    return name if name.count(":") == 1 else f"{name.replace(':', '_')}:mean"
-
-
-def write_sample_result(result: SampleResult, *, last_n: int | None = None) -> bytes:
+def write_sample_result(result: SampleOutput, *, last_n: int | None = None) -> bytes:
     """`last_n`: prompt logprobs of earlier tokens are left out."""
     answer = message("SampleResponse")
-    for row in result.rows:
+    for row in result.sequences:
         answer.sequences.add(
             stop_reason=STOP_REASONS[row.stop_reason],
             tokens=np.asarray(row.tokens, dtype=np.int32).tobytes(),
@@ -168,21 +246,20 @@ def write_sample_result(result: SampleResult, *, last_n: int | None = None) -> b
         known = [math.nan if value is None else value for value in _tail(result.prompt_logprobs, last_n)]
         answer.prompt_logprobs = np.asarray(known, dtype=np.float32).tobytes()
     if result.topk_prompt_logprobs is not None:
-        _write_topk(answer.topk_prompt_logprobs, _tail(result.topk_prompt_logprobs, last_n))
+        rows = _tail(result.topk_prompt_logprobs, last_n)
+        width = max((len(row) for row in rows if row), default=0)
+        tokens = np.full((len(rows), width), NO_TOKEN, dtype=np.int32)
+        logprobs = np.full((len(rows), width), NO_LOGPROB, dtype=np.float32)
+        for place, likeliest in enumerate(rows):
+            for rank, (token, logprob) in enumerate(likeliest or ()):
+                tokens[place, rank], logprobs[place, rank] = token, logprob
+        topk = answer.topk_prompt_logprobs
+        topk.token_ids, topk.logprobs = tokens.tobytes(), logprobs.tobytes()
+        topk.k, topk.length = width, len(rows)
     return bytes(answer.SerializeToString())
 
 
-def _tail(values: list[Any], last_n: int | None) -> list[Any]:
+def _tail[T](values: list[T | None], last_n: int | None) -> list[T | None]:
+    # `bodies.read_sample` keeps `last_n` below the prompt's length: a negative cut would drop values.
     cut = 0 if last_n is None else len(values) - last_n
     return [None] * cut + values[cut:]
-
-
-def _write_topk(topk: Any, rows: list[list[tuple[int, float]] | None]) -> None:
-    width = max((len(row) for row in rows if row), default=0)
-    tokens = np.full((len(rows), width), NO_TOKEN, dtype=np.int32)
-    logprobs = np.full((len(rows), width), NO_LOGPROB, dtype=np.float32)
-    for place, row in enumerate(rows):
-        for rank, (token, logprob) in enumerate(row or ()):
-            tokens[place, rank], logprobs[place, rank] = token, logprob
-    topk.token_ids, topk.logprobs = tokens.tobytes(), logprobs.tobytes()
-    topk.k, topk.length = width, len(rows)

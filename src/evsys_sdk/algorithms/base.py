@@ -9,82 +9,20 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
-
-from evsys_sdk.asyncs import run_async
-from evsys_sdk.config.base import Params
+from evsys_sdk.concurrency import run_async
+from evsys_sdk.config.base import JsonDict
+from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import BackendError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import Row, RunContext, RunResult
-from evsys_sdk.score_names import names_split
-from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, TrainingClient, TrainingService
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.loop import LoopPlan, LoopResult, run_loop
-from evsys_sdk.training.render import ChatRenderer, renderer_of
-from evsys_sdk.training.schedule import ScheduleName, learning_rate, warmup_length
-
-
-class LoopParams(Params):
-    """Settings of every algorithm that trains in steps."""
-
-    learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
-    """Of the optimiser, at its highest."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's decay of the running mean of gradients."""
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    """AdamW's decay of the running mean of squared gradients."""
-    adam_eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
-    """What AdamW adds to the root of the squares before it divides by it."""
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """AdamW's decoupled weight decay: each step takes learning_rate * weight_decay of every trained weight away."""
-    num_epochs: int = Field(default=1, ge=1)
-    """Passes over the rows."""
-    max_steps: int | None = Field(default=None, ge=1)
-    """The number of steps, however many epochs that takes; wins over `num_epochs`."""
-    batch_size: int = Field(default=8, ge=1)
-    """Rows per forward/backward call."""
-    grad_accumulation: int = Field(default=1, ge=1)
-    """Calls per optimiser step, which so learns from batch_size * grad_accumulation rows."""
-    max_grad_norm: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Gradients with a larger norm are scaled down to it; 0 turns clipping off."""
-    lr_schedule: ScheduleName = "constant"
-    """How the learning rate falls after the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps in which the learning rate rises from 0."""
-    warmup_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Instead of `warmup_steps`: this part of all steps."""
-    lora_rank: int = Field(default=8, ge=0)
-    """0 trains all weights."""
-    save_every: int | None = Field(default=None, ge=1)
-    """Keep weights and optimiser every so many steps; an interrupted run goes on from the last ones kept."""
-    save_at_fractions: list[Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=list)
-    """Keep them also after these parts of all steps: 0.5 is half-way, rounded to the nearest step."""
-    best_by: str | None = Field(default=None, min_length=1)
-    """An in-loop score, such as `pass@1` or `val/<benchmark>/<metric>`: the run ends with the evaluated weights
-    that are best by it."""
-    best_mode: Literal["max", "min"] = "max"
-    """Whether more or less of `best_by` is better."""
-
-    @field_validator("best_by")
-    @classmethod
-    def _not_by_the_test_set(cls, metric: str | None) -> str | None:
-        if metric and (names_split(metric, "test") or names_split(metric, "eval")):
-            raise ValueError("weights are chosen by a validation score: val/<benchmark>/<metric>")
-        return metric
-
-    @model_validator(mode="after")
-    def _one_warmup(self) -> LoopParams:
-        if self.warmup_steps and self.warmup_fraction:
-            raise ValueError("warmup_steps and warmup_fraction are both set; keep one")
-        return self
-
-    def planned_steps(self, per_epoch: int | None) -> int | None:
-        """Steps this recipe asks for; None when it names neither steps nor an amount of data."""
-        if self.max_steps is not None:
-            return self.max_steps
-        return None if per_epoch is None else per_epoch * self.num_epochs
+from evsys_sdk.training.loop import LoopResult, run_loop
+from evsys_sdk.training.plan import LoopParams as LoopParams
+from evsys_sdk.training.plan import LoopPlan
+from evsys_sdk.training.rendering import ChatRenderer, renderer_of
+from evsys_sdk.training_api import Capabilities, ForwardBackwardOutput, TrainingClient, TrainingService
 
 
 class BaseAlgorithm(ABC):
@@ -94,8 +32,8 @@ class BaseAlgorithm(ABC):
     Config: ClassVar[type[LoopParams]] = LoopParams
     only_on: ClassVar[str | None] = None
     """The one kind of backend it runs on; None: any."""
-    goes_on: ClassVar[bool] = True
-    """Whether an interrupted run goes on from its checkpoint; False: it starts again."""
+    supports_resume: ClassVar[bool] = True
+    """Whether an interrupted run resumes from its checkpoint; False: it starts again."""
     instead: ClassVar[str] = ""
     """The algorithm that does the same on the others."""
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -107,7 +45,7 @@ class BaseAlgorithm(ABC):
 
     def __init__(self, **params: Any):
         self.cfg = self.Config(**params)
-        self.notes: dict[str, Any] = {}
+        self.notes: JsonDict = {}
         """What the record should say about this run; ends up in `RunResult.extras`."""
 
     @abstractmethod
@@ -145,12 +83,12 @@ class BaseAlgorithm(ABC):
         """What to log with a step, beside what the loop itself measures."""
         return batch.metrics
 
-    async def progress(self) -> dict[str, Any]:
+    async def progress(self) -> JsonDict:
         """What this algorithm carries from step to step beside the weights, as JSON data; kept with checkpoints."""
         return {}
 
-    async def restore(self, progress: dict[str, Any]) -> None:
-        """Take up what `progress` said when the checkpoint was made that the run now goes on from."""
+    async def restore(self, progress: JsonDict) -> None:
+        """Restore what `progress` returned when the checkpoint was made that the run resumes from."""
         return None
 
     def run_metrics(self) -> dict[str, float]:
@@ -193,39 +131,29 @@ class BaseAlgorithm(ABC):
         planned = cfg.planned_steps(self.steps_per_epoch())
         if planned is None:
             raise BackendError(f"{self.name or type(self).__name__}: set max_steps, this algorithm has no epochs")
-        # The schedule is the recipe's, so that a run cut short by --steps is the beginning of the full one.
-        peak, shape = cfg.learning_rate, cfg.lr_schedule
-        warmup = warmup_length(planned, warmup_steps=cfg.warmup_steps, warmup_fraction=cfg.warmup_fraction)
-        total = planned if ctx.max_steps is None else min(planned, ctx.max_steps)
-        return LoopPlan(
-            total_steps=total,
-            learning_rate=lambda s: learning_rate(s, peak=peak, total_steps=planned, shape=shape, warmup=warmup),
-            grad_accumulation=cfg.grad_accumulation,
-            max_grad_norm=cfg.max_grad_norm,
-            beta1=cfg.adam_beta1,
-            beta2=cfg.adam_beta2,
-            eps=cfg.adam_eps,
-            weight_decay=cfg.weight_decay,
-            save_every=cfg.save_every,
-            save_at=frozenset(max(1, round(part * planned)) for part in cfg.save_at_fractions),
-            best_by=cfg.best_by,
-            best_mode=cfg.best_mode,
-        )
+        return cfg.plan(planned, at_most=ctx.max_steps)
 
     def _finished(self, ctx: RunContext, result: LoopResult) -> RunResult:
         metrics: dict[str, float] = {"steps": result.steps, "tokens": result.tokens, **self.run_metrics()}
         if result.first_loss is not None and result.final_loss is not None:
             metrics |= {"first_loss": result.first_loss, "final_loss": result.final_loss}
-        extras = {**self.notes, **({"stopped_early": result.stopped} if result.stopped else {})}
+        extras = dict(self.notes)
         kept = result.best or result.checkpoint
         if self.cfg.best_by:
             extras["best_checkpoint"] = self._about_best(result)
         artifacts = {"final_checkpoint": kept.state, "final_sampler": kept.sampler} if kept else {}
         for name, path in artifacts.items():
             ctx.log_store.log_artifact(name, path)
-        return RunResult(run_id=ctx.run_id, status="completed", metrics=metrics, artifacts=artifacts, extras=extras)
+        return RunResult(
+            run_id=ctx.run_id,
+            status="completed",
+            metrics=metrics,
+            artifacts=artifacts,
+            extras=extras,
+            stopped_early=result.stopped or None,
+        )
 
-    def _about_best(self, result: LoopResult) -> dict[str, Any]:
+    def _about_best(self, result: LoopResult) -> JsonObject:
         """Which weights the run ends with, and why."""
         if result.best is None:
             get_logger(__name__).warning("best_by %s was never scored; the last weights are kept", self.cfg.best_by)
@@ -244,6 +172,6 @@ def service_of(ctx: RunContext) -> TrainingService:
     if service is None:
         raise BackendError(
             f"backend {backend_kind(ctx)!r} offers no training service: its prepare() must return {{'service': ...}} "
-            "with the calls of evsys_sdk.surface.TrainingService; the mock backend has one"
+            "with the calls of evsys_sdk.training_api.TrainingService; the mock backend has one"
         )
     return service

@@ -8,18 +8,108 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from evsys_sdk import registry
-from evsys_sdk.config.base import AlgorithmConfig, Name, Params
-from evsys_sdk.config.models import DataConfig
+from evsys_sdk.config.base import AlgorithmConfig, JsonDict, Name, Params
+from evsys_sdk.config.schema import DataConfig
 from evsys_sdk.errors import BackendError, DataError, EvsysError
-from evsys_sdk.protocols import Row, RunContext, RunResult
+from evsys_sdk.protocols import Hooks, KeptWeights, LogStore, Row, RunContext, RunResult, Snapshot
 from evsys_sdk.registry import Registry, register_algorithm
-from evsys_sdk.surface import Capabilities
-from evsys_sdk.training.phases import PhaseHooks, PhaseLog, PhaseSteps
+from evsys_sdk.training_api import Capabilities
+
+# A phase reports steps from 1; the run's log store and hooks get them counted on from the phases before, with metrics
+# named after the phase.
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseSteps:
+    """Where a phase stands."""
+
+    name: str
+    first: int
+    """Steps of the phases before."""
+    done: int = 0
+    """Steps of this one."""
+
+    def reached(self, step: int) -> None:
+        self.done = max(self.done, step)
+
+    def named(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {f"{self.name}/{key}": value for key, value in metrics.items()}
+
+    def of_step(self, metrics: dict[str, float]) -> dict[str, float]:
+        # The budget counts the tokens of a step by this name, whatever the phase.
+        return self.named(metrics) | {key: value for key, value in metrics.items() if key == "tokens"}
+
+
+@dataclass(slots=True)
+class PhaseLog:
+    """The run's log store as one phase sees it."""
+
+    store: LogStore
+    phase: PhaseSteps
+
+    def log_scalar(self, name: str, value: float, step: int) -> None:
+        self.log_metrics({name: value}, step)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.phase.reached(step)
+        self.store.log_metrics(self.phase.of_step(metrics), self.phase.first + step)
+
+    def log_hyperparams(self, hparams: JsonDict) -> None:
+        self.store.log_hyperparams({f"{self.phase.name}/{key}": value for key, value in hparams.items()})
+
+    def log_artifact(self, name: str, path: str) -> None:
+        self.store.log_artifact(f"{self.phase.name}/{name}", path)
+
+    def close(self) -> None:
+        """The store is the run's, which closes it."""
+
+
+@dataclass(slots=True)
+class PhaseHooks:
+    """The loop's line to the outside as one phase sees it."""
+
+    hooks: Hooks
+    phase: PhaseSteps
+
+    def train_start(self, total_steps: int | None) -> None:
+        self.hooks.train_start(None if total_steps is None else self.phase.first + total_steps)
+
+    def step_start(self, step: int) -> None:
+        self.hooks.step_start(self.phase.first + step)
+
+    async def step_end(self, step: int, metrics: dict[str, float], snapshot: Snapshot) -> None:
+        self.phase.reached(step)
+        await self.hooks.step_end(self.phase.first + step, self.phase.of_step(metrics), snapshot)
+
+    def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
+        self.hooks.checkpoint(self.phase.first + step, path, planned=planned)
+
+    def flush(self) -> None:
+        self.hooks.flush()
+
+    def recorded_steps(self) -> int:
+        return max(0, self.hooks.recorded_steps() - self.phase.first)
+
+    async def resumed(self, last: KeptWeights) -> None:
+        self.phase.reached(last.step)
+        await self.hooks.resumed(
+            replace(last, step=self.phase.first + last.step, metrics=self.phase.of_step(last.metrics))
+        )
+
+    def best(self, metric: str, mode: Literal["max", "min"], *, after: int = 0) -> tuple[int, float] | None:
+        found = self.hooks.best(metric, mode, after=self.phase.first + after)
+        return (found[0] - self.phase.first, found[1]) if found else None
+
+    async def train_end(self, metrics: dict[str, float]) -> None:
+        await self.hooks.train_end(self.phase.named(metrics))
+
+    def should_stop(self) -> str | None:
+        return self.hooks.should_stop()
 
 
 class Phase(Params):
@@ -46,7 +136,7 @@ class Phase(Params):
         return data
 
 
-def _check(kinds: Registry, kind: str, params: dict[str, Any]) -> None:
+def _check(kinds: Registry, kind: str, params: JsonDict) -> None:
     """Raise with everything that is wrong with a block inside this one."""
     try:
         problems = registry.check_params(kinds.get(kind), params)
@@ -63,7 +153,7 @@ class Combo:
 
     class Config(Params):
         phases: list[Phase] = Field(min_length=1)
-        """Phases in order: an algorithm each, with data of its own where that differs."""
+        """Phases in order: an algorithm each, with separate data where that differs."""
 
         @model_validator(mode="after")
         def _distinct(self) -> Combo.Config:
@@ -74,7 +164,11 @@ class Combo:
 
         @model_validator(mode="after")
         def _one_adapter(self) -> Combo.Config:
-            ranks = {name: _rank_of(phase) for name, phase in zip(names_of(self.phases), self.phases, strict=True)}
+            ranks: dict[str, int | None] = {}  # None where an algorithm has no such setting
+            for name, phase in zip(names_of(self.phases), self.phases, strict=True):
+                model = registry.config_model(registry.algorithms.get(phase.algorithm.kind))
+                field = model.model_fields.get("lora_rank") if model is not None else None
+                ranks[name] = phase.algorithm.params.get("lora_rank", field.default) if field is not None else None
             if len({rank for rank in ranks.values() if rank is not None}) > 1:
                 said = ", ".join(f"{name}: {rank}" for name, rank in ranks.items())
                 raise ValueError(
@@ -86,9 +180,9 @@ class Combo:
         self.cfg = self.Config(**params)
 
     @property
-    def goes_on(self) -> bool:
+    def supports_resume(self) -> bool:
         """Whether an interrupted run resumes from its checkpoint in every phase."""
-        return all(getattr(build(phase), "goes_on", True) for phase in self.cfg.phases)
+        return all(getattr(build(phase), "supports_resume", True) for phase in self.cfg.phases)
 
     def needs(self, capabilities: Capabilities) -> str | None:
         """What the backend lacks for any of the phases."""
@@ -112,7 +206,7 @@ class Combo:
         finally:
             ctx.extras.update(rows)
 
-    def _leg(self, index: int, name: str, ctx: RunContext) -> Leg:
+    def _leg(self, index: int, name: str, ctx: RunContext) -> PhaseRun:
         phase = self.cfg.phases[index]
         rows: list[Row] = ctx.extras.get("train_rows", [])
         if phase.data is not None:
@@ -123,16 +217,10 @@ class Combo:
         # Built by the run where there is one, which then knows what of its settings was read.
         make = ctx.extras.get("build_algorithm")
         place = f"algorithm.params.phases[{index}].algorithm"
-        return Leg(name=name, algorithm=make(phase.algorithm, place) if make else build(phase), rows=rows)
+        return PhaseRun(name=name, algorithm=make(phase.algorithm, place) if make else build(phase), rows=rows)
 
 
-def _rank_of(phase: Phase) -> int | None:
-    """The rank that the phase trains with; None where its algorithm has no such setting."""
-    field = getattr(registry.config_model(registry.algorithms.get(phase.algorithm.kind)), "model_fields", {})
-    return phase.algorithm.params.get("lora_rank", field["lora_rank"].default) if "lora_rank" in field else None
-
-
-def build(phase: Phase) -> Any:
+def build(phase: Phase) -> object:
     """The phase's algorithm."""
     return registry.algorithms.build(phase.algorithm.kind, dict(phase.algorithm.params))
 
@@ -149,7 +237,7 @@ def names_of(phases: list[Phase]) -> list[str]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Leg:
+class PhaseRun:
     """A phase, ready to run."""
 
     name: str
@@ -173,7 +261,7 @@ class Leg:
         return trained
 
 
-def _chain(legs: list[Leg], ctx: RunContext) -> RunResult:
+def _chain(legs: list[PhaseRun], ctx: RunContext) -> RunResult:
     """Run leg after leg, each from the weights of the one before."""
     result = RunResult(run_id=ctx.run_id, status="completed", metrics={"steps": 0, "tokens": 0})
     start = ctx.start_from
@@ -195,10 +283,13 @@ def _merge(result: RunResult, trained: RunResult, phase: PhaseSteps) -> None:
     """Add what a phase came to; status, error and final weights are those of the last one."""
     result.status, result.error = trained.status, trained.error
     result.metrics |= phase.named(trained.metrics)
+    # An algorithm need not report `steps`; those that its log calls and hooks told of are counted all the same.
     result.metrics["steps"] += max(phase.done, trained.metrics.get("steps", 0))
     result.metrics["tokens"] += trained.metrics.get("tokens", 0)
     of_phases = {key: path for key, path in result.artifacts.items() if "/" in key}
     here = {f"{phase.name}/{key}": path for key, path in trained.artifacts.items()}
     result.artifacts = of_phases | here | trained.artifacts
-    if trained.extras:
-        result.extras.setdefault("phases", {})[phase.name] = trained.extras
+    # A phase that stopped early does not end the run: the next one begins, so that is a note of the phase.
+    early = {"stopped_early": trained.stopped_early} if trained.stopped_early else {}
+    if trained.extras or early:
+        result.extras.setdefault("phases", {})[phase.name] = trained.extras | early

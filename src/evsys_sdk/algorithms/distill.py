@@ -7,8 +7,6 @@ produces.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams
@@ -16,12 +14,12 @@ from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError
 from evsys_sdk.protocols import RunContext
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, SamplingClient, TrainingService
 from evsys_sdk.training.advantages import differences, kl_penalty, mean_of
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.prompts import Prompt, read_prompts
 from evsys_sdk.training.rollout_data import policy_datum, sampling_drift, written
 from evsys_sdk.training.teachers import logprobs_of
+from evsys_sdk.training_api import Capabilities, ForwardBackwardOutput, SamplingClient, TrainingService
 
 
 class TeacherParams(Params):
@@ -39,7 +37,7 @@ class TeacherParams(Params):
         return self
 
 
-@register_algorithm("distill", yields=True)
+@register_algorithm("distill")
 class Distill(OnPolicyAlgorithm):
     """Brings the model closer to a teacher, on what the model itself writes."""
 
@@ -60,7 +58,7 @@ class Distill(OnPolicyAlgorithm):
             return "this backend has no importance_sampling loss; use one that has, such as mock"
         return None
 
-    def read_rows(self, rows: Any) -> list[Prompt]:
+    def read_rows(self, rows: object) -> list[Prompt]:
         return read_prompts(rows, self.name)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:

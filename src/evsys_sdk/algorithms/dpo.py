@@ -1,27 +1,151 @@
 """Direct Preference Optimisation: make the chosen answer likelier than the rejected one, by comparison with the start.
 
-In: rows with `prompt` (or `messages`), `chosen` and `rejected`. Out: batches of pairs with a loss of their own. The
-reference is the weights this run, or stage, starts with; what it thinks of an answer is asked once.
+In: rows with `prompt` (or `messages`), `chosen` and `rejected`. Out: batches of pairs (chosen, then rejected) with
+DPO's loss (Rafailov et al. 2023, equation 7) as a callable; only the tokens of the answers count. The reference is the
+weights this run, or stage, starts with; its logprobs of an answer are computed once.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
-from evsys_sdk.errors import DataError
+from evsys_sdk.data_types import TEXT_ROLE, ChatMessagesRow, from_dict
+from evsys_sdk.errors import DataError, need, shorten
 from evsys_sdk.logs import get_logger
-from evsys_sdk.protocols import Row, RunContext
+from evsys_sdk.protocols import Renderer, Row, RunContext
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Capabilities, Datum, TrainingService
 from evsys_sdk.training.batch import RowOrder, TrainingBatch
-from evsys_sdk.training.preferences import dpo_loss, pair_of, read_preferences, whole_sequence, with_reference
+from evsys_sdk.training.rendering import row_to_data
 from evsys_sdk.training.teachers import completion_logprobs
+from evsys_sdk.training_api import Capabilities, Datum, LossCallable, Messages, TensorData, TrainingService
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REFERENCE = "reference_logprobs"
+"""A datum's input with the logprobs of its targets under the reference weights; only the loss reads it."""
 
 
-@register_algorithm("dpo", yields=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """One prompt with a better and a worse answer."""
+
+    row_id: str
+    prompt: Messages
+    chosen: str
+    rejected: str
+
+
+def read_preferences(rows: Iterable[Row] | None) -> list[Preference]:
+    """The rows as preferences, or an error that names the first row that is none."""
+    rows = list(rows or [])
+    if not rows:
+        raise DataError("there are no training rows")
+    read = []
+    for index, row in enumerate(rows):
+        try:
+            fields = {**(row.get("metadata") or {}), **row}  # a transform may have put columns there
+            prompt = _messages(fields.get("messages", fields.get("prompt")))
+            chosen, rejected = _answer(fields, "chosen", prompt), _answer(fields, "rejected", prompt)
+            if chosen == rejected:
+                raise DataError("chosen and rejected are the same")
+            row_id = str(fields.get("id", index))
+            read.append(Preference(row_id=row_id, prompt=prompt, chosen=chosen, rejected=rejected))
+        except DataError as exc:
+            needed = (
+                "dpo needs rows with `prompt` (text or messages) or `messages`, `chosen` and `rejected`; "
+                "the transform to_preference makes such rows"
+            )
+            raise DataError(f"row {index}: {exc}\n{needed}") from exc
+    return read
+
+
+def _messages(prompt: object) -> Messages:
+    if isinstance(prompt, str) and prompt:
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError("it has neither `prompt` nor `messages`")
+    chat = from_dict({"messages": prompt})
+    assert isinstance(chat, ChatMessagesRow)
+    if chat.messages[0]["role"] == TEXT_ROLE:
+        raise DataError("its prompt is plain text outside any chat; dpo compares answers in a chat")
+    if chat.messages[-1]["role"] == "assistant":
+        raise DataError("its prompt ends with the assistant, who is to answer in `chosen` and `rejected`")
+    return chat.messages
+
+
+def _answer(fields: Row, key: str, prompt: Messages) -> str:
+    """The answer as text; it may come as text, as a message, or as a chat that ends with it."""
+    value = fields.get(key)
+    if isinstance(value, list) and value:
+        before, value = value[:-1], value[-1]
+        if before and before != prompt:
+            raise DataError(f"`{key}` is a chat that does not begin with the prompt")
+    if isinstance(value, dict) and value.get("role") == "assistant":
+        value = value.get("content")
+    if not isinstance(value, str) or not value:
+        raise DataError(f"`{key}` must be the assistant's answer, not {shorten(repr(value))}")
+    return value
+
+
+def pair_of(preference: Preference, renderer: Renderer, *, max_length: int) -> list[Datum] | None:
+    """The two answers as data, chosen first; None where one is longer than `max_length`: half an answer proves
+    nothing."""
+    pair = []
+    for answer in (preference.chosen, preference.rejected):
+        chat = ChatMessagesRow(messages=[*preference.prompt, {"role": "assistant", "content": answer}])
+        data, truncated = row_to_data(chat, renderer, train_on="last", max_length=max_length)
+        if truncated:
+            return None
+        if not data:
+            raise DataError(f"row {preference.row_id}: the chat template shows nothing of the answer")
+        pair += data
+    return pair
+
+
+def whole_sequence(datum: Datum) -> list[int]:
+    """The tokens of a datum before its targets were shifted against its input."""
+    return [*datum.model_input.tokens, datum.loss_fn_inputs["target_tokens"].data[-1]]
+
+
+def with_reference(datum: Datum, logprobs: Sequence[float]) -> Datum:
+    """The datum, carrying what the reference thinks of its targets."""
+    return replace(datum, loss_fn_inputs={**datum.loss_fn_inputs, REFERENCE: TensorData(array("f", logprobs))})
+
+
+def dpo_loss(*, beta: float, label_smoothing: float, pairs: int) -> LossCallable:
+    """-log sigmoid(beta * margin), averaged over the step's `pairs`, where the margin is how much more the chosen
+    answer has gained on the reference than the rejected one. `label_smoothing` is the chance that a label is wrong."""
+
+    def gain(datum: Datum, logprobs: Tensor) -> Tensor:
+        """How much likelier the answer is than under the reference, in nats."""
+        inputs = datum.loss_fn_inputs
+        gained = logprobs - inputs[REFERENCE].to_torch().to(logprobs)
+        return (inputs["weights"].to_torch().to(logprobs) * gained).sum()
+
+    def loss_of_pairs(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        torch = need("torch", extra="local")
+        logsigmoid = torch.nn.functional.logsigmoid
+        gains = torch.stack([gain(*each) for each in zip(data, logprobs, strict=True)])
+        # `keep_together` of the batch guarantees that a call has whole pairs, in this order.
+        chosen, rejected = beta * gains[0::2], beta * gains[1::2]
+        margin = chosen - rejected
+        losses = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+        seen = {"margin": margin, "accuracy": margin > 0, "reward/chosen": chosen, "reward/rejected": rejected}
+        # By the pairs of the step and not of this call: gradients of several calls add up to the mean over the step.
+        return losses.sum() / pairs, {name: float(value.detach().double().mean()) for name, value in seen.items()}
+
+    return loss_of_pairs
+
+
+@register_algorithm("dpo")
 class DPO(BaseAlgorithm):
     """Learns from pairs of answers of which one is better."""
 
@@ -81,9 +205,10 @@ class DPO(BaseAlgorithm):
         """A pair with the logprobs that the reference gives its tokens."""
         if index not in self.compared:
             _, pair = self.pairs[index]
+            # A prompt of one token: the logprobs then stand beside the datum's targets, one for each.
             asked = [completion_logprobs(self.reference, whole[:1], whole[1:]) for whole in map(whole_sequence, pair)]
-            told = await asyncio.gather(*asked)
-            self.compared[index] = [with_reference(*each) for each in zip(pair, told, strict=True)]
+            logprobs = await asyncio.gather(*asked)
+            self.compared[index] = [with_reference(*each) for each in zip(pair, logprobs, strict=True)]
         return self.compared[index]
 
     def run_metrics(self) -> dict[str, float]:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from typing import Any
 
 from pydantic import Field
 
 from evsys_sdk.algorithms.trl_loop import TrlAlgorithm, TrlParams, trl_settings
-from evsys_sdk.asyncs import run_async
+from evsys_sdk.concurrency import run_async
 from evsys_sdk.constants import VERIFIER_SECONDS
-from evsys_sdk.data_types import InProcessVerifier
+from evsys_sdk.data_types import InProcessVerifier, JsonObject
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, DataError, need
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm, verifiers
-from evsys_sdk.surface import TrainingService, text_of
 from evsys_sdk.training.prompts import Prompt, read_tasks
+from evsys_sdk.training_api import TrainingService, text_of
 
 
 @register_algorithm("local_rl")
@@ -45,7 +44,7 @@ class LocalRL(TrlAlgorithm):
     def check_rows(self, rows: list[Row]) -> None:
         self._tasks(rows)
 
-    def _tasks(self, rows: Any) -> list[Prompt]:
+    def _tasks(self, rows: object) -> list[Prompt]:
         prompts = read_tasks(rows, self.name)
         for prompt in prompts:
             if not isinstance(prompt.task.verifier, InProcessVerifier):
@@ -73,7 +72,7 @@ class LocalRL(TrlAlgorithm):
     def run_metrics(self) -> dict[str, float]:
         return {"rewards_missing": self.broken}
 
-    def make_trainer(self, model: Any, tokenizer: Any, settings: dict[str, Any], callback: Any) -> Any:
+    def make_trainer(self, model: object, tokenizer: object, settings: JsonObject, callback: object) -> object:
         trl, datasets = need("trl", extra="local"), need("datasets", extra="local")
         ours = settings | {
             "per_device_train_batch_size": self.cfg.batch_size * self.cfg.num_samples,
@@ -86,9 +85,9 @@ class LocalRL(TrlAlgorithm):
 
         class Trainer(trl.GRPOTrainer):  # type: ignore[name-defined]
             def _send_telemetry(self) -> None:
-                """Nobody is told."""
+                """TRL reports nothing: the loop logs its steps."""
 
-            def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+            def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, object]]:
                 """Prompts are numbers of tasks, and the tokens are ours."""
                 return [list(tokens[int(number)]) for number in prompts], None, {}
 
@@ -108,7 +107,7 @@ class LocalRL(TrlAlgorithm):
         count = self.steps_per_epoch() * self._tasks_per_step
         return [number % len(self.prompts) for number in range(count)]
 
-    def reward(self, *, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    def reward(self, *, prompts: list[str], completion_ids: list[list[int]], **_: object) -> list[float | None]:
         """TRL's reward function: what the task's verifier says of each completion; None where it broke."""
         return run_async(self._rewards([self.prompts[int(number)] for number in prompts], completion_ids))
 

@@ -7,15 +7,15 @@ Rows are rendered by our renderer, so masks and prompts are those of `sft`; the 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from evsys_sdk.algorithms.sft import ChatParams
 from evsys_sdk.algorithms.trl_loop import TrlAlgorithm, TrlParams, trl_settings
+from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import need
 from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Datum, TrainingService
 from evsys_sdk.training.chat_data import chat_data, check_chats
+from evsys_sdk.training_api import Datum, TrainingService
 
 NO_TARGET = -100
 """TRL's label of a token that is not learnt."""
@@ -50,7 +50,7 @@ class LocalSFT(TrlAlgorithm):
     def run_metrics(self) -> dict[str, float]:
         return self.chats.metrics()
 
-    def make_trainer(self, model: Any, tokenizer: Any, settings: dict[str, Any], callback: Any) -> Any:
+    def make_trainer(self, model: object, tokenizer: object, settings: JsonObject, callback: object) -> object:
         trl, datasets = need("trl", extra="local"), need("datasets", extra="local")
         ours = settings | {
             "per_device_train_batch_size": self.cfg.batch_size,
@@ -60,7 +60,7 @@ class LocalSFT(TrlAlgorithm):
 
         class Trainer(trl.SFTTrainer):  # type: ignore[name-defined]
             def _send_telemetry(self) -> None:
-                """Nobody is told."""
+                """TRL reports nothing: the loop logs its steps."""
 
         return Trainer(
             model=model,

@@ -9,22 +9,88 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from dataclasses import replace
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
+from evsys_sdk.config.base import JsonDict
 from evsys_sdk.config.metadata import EnvironmentChoice
 from evsys_sdk.errors import BackendError
 from evsys_sdk.logs import get_logger
-from evsys_sdk.protocols import AgentSpec, Rollout, RolloutEngine, Row, RunContext
-from evsys_sdk.surface import SamplingClient, SamplingParams, TrainingService, derive_seed
+from evsys_sdk.protocols import AgentSpec, Rollout, Row, RunContext
 from evsys_sdk.training.batch import RowOrder
 from evsys_sdk.training.prompts import Prompt
-from evsys_sdk.training.rollout_data import Gated, Group, gate, rewarded, rollout_metrics
-from evsys_sdk.training.rollout_log import log_rollouts
-from evsys_sdk.training.rollout_weights import RolloutWeights
+from evsys_sdk.training.rollout_data import Gated, Group, gate, log_rollouts, rewarded, rollout_metrics
+from evsys_sdk.training_api import SamplingClient, SamplingParams, TrainingService, derive_seed, discard_weights, let_go
+
+# Saved weights that roll out, from the step they are saved before to the last step that learns from them.
+#
+# In: where weights were saved, and which steps they are to roll out for. Out: samplers over them. What no step needs
+# any more is let go: the sampler at once, the files as soon as no checkpoint speaks of them. Checkpoints themselves
+# are never touched: these are weights that were saved for rollouts alone.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSource:
+    """Saved weights with a sampler over them."""
+
+    before: int
+    """The step that was about to change them."""
+    path: str
+    sampler: SamplingClient
+
+
+@dataclass(slots=True)
+class RolloutWeights:
+    """Which weights roll out for which step."""
+
+    service: TrainingService
+    of_step: dict[int, RolloutSource] = field(default_factory=dict)
+    """Steps that have still to learn from their rollouts."""
+    noted: set[str] = field(default_factory=set)
+    """Paths that the last checkpoint names: a run that resumes from it needs them again."""
+    idle: set[str] = field(default_factory=set)
+    """Paths that no step needs any more."""
+
+    async def open(self, path: str, before: int, steps: list[int]) -> SamplingClient:
+        """A sampler over the weights at `path`, which roll out for `steps`."""
+        source = RolloutSource(before=before, path=path, sampler=await self.service.create_sampling_client(path))
+        self.of_step |= dict.fromkeys(steps, source)
+        return source.sampler
+
+    async def done(self, step: int) -> int:
+        """Step `step` has its rollouts; returns how many steps old the weights are that made them."""
+        source = self.of_step.pop(step)
+        if source not in self.of_step.values():
+            let_go(source.sampler)
+            self.idle.add(source.path)
+            await self._sweep()
+        return step - source.before
+
+    async def _sweep(self) -> None:
+        for path in sorted(self.idle - self.noted):
+            self.idle.discard(path)
+            await discard_weights(self.service, path)
+
+    def progress(self) -> JsonDict:
+        """Which weights are to roll out for which step to come; the checkpoint that keeps this needs their files."""
+        saved = {str(step): [source.before, source.path] for step, source in self.of_step.items()}
+        # Replaced, not added to: what only an earlier checkpoint named goes with the next sweep, and that checkpoint is
+        # then no longer whole.
+        self.noted = {source.path for source in self.of_step.values()}
+        return saved
+
+    async def restore(self, saved: JsonDict) -> None:
+        """Open again the samplers that `progress` returned."""
+        by_path: dict[tuple[int, str], list[int]] = {}
+        for step, (before, path) in saved.items():
+            by_path.setdefault((before, path), []).append(int(step))
+        for (before, path), steps in by_path.items():
+            await self.open(path, before, steps)
+        self.noted = {path for _, path in by_path}
+
 
 GIVE_UP_AFTER = 3
 """Steps in a row without one usable rollout: then something is broken, and going on would only look like training."""
@@ -44,7 +110,7 @@ class OnPolicyParams(LoopParams):
     agent_import_path: str | None = None
     """The agent that the model works in: a registered name, or where a harbor BaseAgent is (my_project.agents.ToolUse).
     Without one it answers once."""
-    agent_params: dict[str, Any] = Field(default_factory=dict)
+    agent_params: JsonDict = Field(default_factory=dict)
     """What the agent is made with."""
     environment: EnvironmentChoice | None = None
     """Where tasks that need an environment find it: `sandbox` (this machine's, the default), `docker` or another of
@@ -71,7 +137,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
     needs_reward = False
     """Whether a rollout without a reward is of no use."""
 
-    def __init__(self, **params: Any):
+    def __init__(self, **params: object):
         super().__init__(**params)
         self.ahead: dict[int, asyncio.Task[list[Group]]] = {}
         """Rollouts under way, by the step that will learn from them; the event loop's end stops those left over."""
@@ -81,7 +147,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.rewards: list[float] = []
 
     @abstractmethod
-    def read_rows(self, rows: Any) -> list[Prompt]:
+    def read_rows(self, rows: object) -> list[Prompt]:
         """The training rows as prompts."""
 
     def usable(self, prompts: list[Prompt]) -> list[Prompt]:
@@ -92,7 +158,15 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.read_rows(rows)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
-        self.engine = self._limited(_engine_of(ctx))
+        if ctx.rollouts is None:
+            raise BackendError("this run has no rollout engine; give one to the context (RunContext.rollouts)")
+        self.engine = ctx.rollouts
+        limits = {"concurrency": self.cfg.n_concurrent, "max_attempts": self.cfg.max_attempts}
+        given = {name: value for name, value in limits.items() if value is not None}
+        if given:
+            if not hasattr(self.engine, "limited"):
+                raise BackendError(f"{self.name}: this rollout engine takes no {' and no '.join(given)}")
+            self.engine = self.engine.limited(**given)
         if self.cfg.environment is not None:
             if not hasattr(self.engine, "in_environment"):
                 raise BackendError("this rollout engine has one environment; remove `environment` from the params")
@@ -103,17 +177,6 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.last_step = self._plan(ctx).total_steps
         self.weights = RolloutWeights(backend)
         self._saved: tuple[int, str] | None = None
-
-    def _limited(self, engine: RolloutEngine) -> RolloutEngine:
-        limits = {"concurrency": self.cfg.n_concurrent, "max_attempts": self.cfg.max_attempts}
-        given = {name: value for name, value in limits.items() if value is not None}
-        if not given:
-            return engine
-        limit = getattr(engine, "limited", None)
-        if limit is None:
-            raise BackendError(f"{self.name}: this rollout engine takes no {' and no '.join(given)}")
-        limited: RolloutEngine = limit(**given)
-        return limited
 
     def steps_per_epoch(self) -> int:
         return self.order.steps_per_epoch
@@ -135,7 +198,8 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         """The rollouts `step` may learn from, task by task, and what they were like."""
         due = [s for s in range(step, min(step + self.cfg.async_steps, self.last_step) + 1) if s not in self.ahead]
         if due:
-            self._begin(due, await self.weights.open(await self.weights_before(step), step, due))
+            sampler = await self.weights.open(await self.weights_before(step), step, due)
+            self.ahead |= {ahead: asyncio.create_task(self._roll_out(ahead, sampler)) for ahead in due}
         groups = await self.ahead.pop(step)
         lag = await self.weights.done(step)
         gated = gate(groups, rewards=self.needs_reward)
@@ -143,36 +207,34 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self._note(step, groups, gated, metrics)
         return gated.groups, metrics
 
-    def _begin(self, steps: list[int], sampler: SamplingClient) -> None:
-        for step in steps:
-            self.ahead[step] = asyncio.create_task(self._roll_out(step, sampler))
-
-    async def progress(self) -> dict[str, Any]:
+    async def progress(self) -> JsonDict:
         """Totals so far, and the weights of the rollouts under way, so that a resumed run makes the same ones again."""
         so_far = {"totals": dict(self.totals), "rewards": list(self.rewards), "empty_steps": self.empty_steps}
         return so_far | {"rollout_weights": self.weights.progress()}
 
-    async def restore(self, progress: dict[str, Any]) -> None:
+    async def restore(self, progress: JsonDict) -> None:
         self.totals, self.rewards = dict(progress["totals"]), list(progress["rewards"])
         self.empty_steps = progress["empty_steps"]
         await self.weights.restore(progress["rollout_weights"])
         for step, source in self.weights.of_step.items():
-            self._begin([step], source.sampler)
+            self.ahead[step] = asyncio.create_task(self._roll_out(step, source.sampler))
 
     async def _roll_out(self, step: int, sampler: SamplingClient) -> list[Group]:
         sampling = SamplingParams(
             max_tokens=self.cfg.max_tokens,
             temperature=self.cfg.temperature,
+            # From the step alone: a resumed run draws what the undisturbed one would have drawn.
             seed=derive_seed(self.ctx.seed, "rollout", self.ctx.stage, step),
         )
         prompts = self.prompts_of(step)
+        path, params = self.cfg.agent_import_path, self.cfg.agent_params
         groups = await self.engine.roll_out(
             [prompt.task for prompt in prompts],
             sampler=sampler,
             renderer=self.renderer,
             sampling=sampling,
             num_samples=self.cfg.num_samples,
-            agent=self._agent(),
+            agent=None if path is None else AgentSpec(kind=path, params=params),
         )
         return [
             [
@@ -181,10 +243,6 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             ]
             for group, prompt in zip(groups, prompts, strict=True)
         ]
-
-    def _agent(self) -> AgentSpec | None:
-        path, params = self.cfg.agent_import_path, self.cfg.agent_params
-        return None if path is None else AgentSpec(kind=path, params=params)
 
     def _note(self, step: int, groups: list[Group], gated: Gated, metrics: dict[str, float]) -> None:
         every = [rollout for group in groups for rollout in group]
@@ -196,9 +254,11 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         if "reward/mean" in metrics:
             self.rewards.append(metrics["reward/mean"])
         self._warn_of_failures(step, gated)
-        self.empty_steps = 0 if gated.groups else self.empty_steps + 1
+        self.empty_steps = 0 if gated.with_tokens else self.empty_steps + 1
+        # A shorter run would otherwise complete without having learnt anything.
         if self.empty_steps == min(GIVE_UP_AFTER, self.last_step):
-            reasons = ", ".join(f"{count} {reason}" for reason, count in gated.dropped.items())
+            silent = Counter("no_tokens" if one.status == "ok" else one.status for g in gated.groups for one in g)
+            reasons = ", ".join(f"{count} {reason}" for reason, count in (gated.dropped + silent).items())
             raise BackendError(
                 f"{self.empty_steps} steps in a row had no usable rollout (step {step}: {reasons}); "
                 f"first error: {gated.first_error or 'none'}"
@@ -211,7 +271,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.warned = True
         reasons = ", ".join(f"{count} {status}" for status, count in gated.failures.items())
         get_logger(__name__).warning(
-            "%s, step %d: every rollout failed (%s); they count as failures. Check the agent if this goes on. "
+            "%s, step %d: every rollout failed (%s); they count as failures. Check the agent if this continues. "
             "First error: %s",
             self.ctx.run_id,
             step,
@@ -227,12 +287,6 @@ class OnPolicyAlgorithm(BaseAlgorithm):
     def run_metrics(self) -> dict[str, float]:
         ends = {"first_reward": self.rewards[0], "final_reward": self.rewards[-1]} if self.rewards else {}
         return self.totals | ends
-
-
-def _engine_of(ctx: RunContext) -> RolloutEngine:
-    if ctx.rollouts is None:
-        raise BackendError("this run has no rollout engine; give one to the context (RunContext.rollouts)")
-    return ctx.rollouts
 
 
 def by_task(groups: list[Group], prompts: list[Prompt]) -> list[tuple[Rollout, Prompt]]:

@@ -6,15 +6,12 @@ several times per task, a verifier rewards each rollout, and a rollout's advanta
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams
 from evsys_sdk.errors import BackendError
-from evsys_sdk.protocols import Rollout, RunContext, Turn
+from evsys_sdk.protocols import RunContext, Turn
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Capabilities, Datum, ForwardBackwardOutput, SamplingClient, TrainingService
 from evsys_sdk.training.advantages import (
     ADVANTAGES,
     USUAL_NORMALISATION,
@@ -28,10 +25,11 @@ from evsys_sdk.training.advantages import (
     token_weights,
 )
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.losses import settings_of
+from evsys_sdk.training.losses import PolicyLoss, settings_of
 from evsys_sdk.training.prompts import Prompt, read_tasks
 from evsys_sdk.training.rollout_data import Group, length_of, policy_datum, rewards_of, sampling_drift, written
 from evsys_sdk.training.teachers import logprobs_of
+from evsys_sdk.training_api import Capabilities, Datum, ForwardBackwardOutput, SamplingClient, TrainingService
 
 
 @register_algorithm("rl")
@@ -39,7 +37,7 @@ class RL(OnPolicyAlgorithm):
     """Policy gradient on groups of rollouts with verified rewards."""
 
     class Config(OnPolicyParams):
-        loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
+        loss: PolicyLoss = "importance_sampling"
         """The policy loss."""
         loss_fn_config: dict[str, float] | None = None
         """Settings of the loss: `clip_low_threshold` and `clip_high_threshold` of ppo and cispo, bounds of the
@@ -86,7 +84,7 @@ class RL(OnPolicyAlgorithm):
             return "kl_coef needs logprobs of given tokens, which this backend cannot tell; set kl_coef: 0"
         return None
 
-    def read_rows(self, rows: Any) -> list[Prompt]:
+    def read_rows(self, rows: object) -> list[Prompt]:
         return read_tasks(rows, self.name)
 
     async def setup(self, ctx: RunContext, backend: TrainingService) -> None:
@@ -101,10 +99,13 @@ class RL(OnPolicyAlgorithm):
         varied = [group for group in groups if not is_constant(rewards_of(group))]
         if groups:
             metrics["frac_constant_groups"] = 1 - len(varied) / len(groups)
-        chosen = varied if self.cfg.drop_constant_reward else groups
+        kept = varied if self.cfg.drop_constant_reward else groups
+        chosen = [group for group in kept if any(map(written, group))]
         names = [prompt.task.task_id for prompt in self.prompts_of(step)]
         if not chosen:
             return TrainingBatch([], metrics=self.skipped(metrics), row_ids=names)
+        # All that were asked for, also those of dropped groups: what `constant` makes a token weigh does not depend on
+        # what became of other rollouts.
         data, about_kl = await self.policy_data(chosen, asked=len(names) * self.cfg.num_samples)
         return TrainingBatch(
             data,
@@ -117,12 +118,18 @@ class RL(OnPolicyAlgorithm):
         )
 
     async def policy_data(self, groups: list[Group], *, asked: int) -> tuple[list[Datum], dict[str, float]]:
-        """Every turn of every rollout, each written token with the advantage of its rollout."""
-        rollouts = [rollout for group in groups for rollout in group]
-        advantages = [advantage for group in groups for advantage in self.advantage(rewards_of(group))]
+        """Every turn of every rollout, each written token with the advantage of its rollout. A rollout without tokens
+        takes part in the comparison and in nothing else."""
+        compared = [pair for group in groups for pair in zip(group, self.advantage(rewards_of(group)), strict=True)]
+        speaking = [(rollout, advantage) for rollout, advantage in compared if written(rollout)]
+        lengths = [length_of(rollout) for rollout, _ in speaking]
         how = self.cfg.loss_normalisation or USUAL_NORMALISATION[self.cfg.advantage]
-        weights = token_weights(list(map(length_of, rollouts)), how, asked=asked, max_tokens=self.cfg.max_tokens)
-        turns = _turns(rollouts, advantages, weights)
+        weights = token_weights(lengths, how, asked=asked, max_tokens=self.cfg.max_tokens)
+        turns = [
+            (turn, advantage, weight)
+            for (rollout, advantage), weight in zip(speaking, weights, strict=True)
+            for turn in written(rollout)
+        ]
         penalties, metrics = await self.penalties([turn for turn, _, _ in turns])
         data = [
             policy_datum(turn, [weight * (advantage + penalty) for penalty in penalty_of_turn])
@@ -146,12 +153,3 @@ class MockRL(RL):
     """`rl`, for tests: refuses to run anywhere but on the mock backend."""
 
     only_on, instead = "mock", "rl"
-
-
-def _turns(rollouts: list[Rollout], advantages: list[float], weights: list[float]) -> list[tuple[Turn, float, float]]:
-    """Each turn in which something was written, with advantage and token weight of its rollout."""
-    return [
-        (turn, advantage, weight)
-        for rollout, advantage, weight in zip(rollouts, advantages, weights, strict=True)
-        for turn in written(rollout)
-    ]

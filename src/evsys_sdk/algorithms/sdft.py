@@ -14,17 +14,18 @@ from typing import Any, Literal, cast
 from pydantic import Field, field_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams, by_task
+from evsys_sdk.config.base import JsonDict
 from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import DataError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import RunContext, Turn
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Capabilities, ForwardBackwardOutput, SamplingClient, TrainingService, let_go
 from evsys_sdk.training.advantages import differences, kl_penalty, mean_of
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.prompts import Prompt, read_prompts
 from evsys_sdk.training.rollout_data import entropy_of, policy_datum, sampling_drift, soft_target_datum, written
 from evsys_sdk.training.teachers import AveragingService, MovingAverage, completion_logprobs, completion_top_k
+from evsys_sdk.training_api import Capabilities, ForwardBackwardOutput, SamplingClient, TrainingService, let_go
 
 Shown = list[tuple[list[int], Turn]]
 """The teacher's prompt, and the turn that the student wrote without it."""
@@ -81,7 +82,7 @@ class SDFT(OnPolicyAlgorithm):
             return "this backend cannot average weights; set teacher: start, or run on one that can, such as mock"
         return None
 
-    def read_rows(self, rows: Any) -> list[Prompt]:
+    def read_rows(self, rows: object) -> list[Prompt]:
         prompts = read_prompts(rows, self.name)
         for prompt in prompts:
             if not prompt.answer:
@@ -113,11 +114,11 @@ class SDFT(OnPolicyAlgorithm):
         if self.cfg.teacher == "ema" and start is not None:
             self.average = MovingAverage(cast(AveragingService, backend), start=start, decay=self.cfg.ema_decay)
 
-    async def progress(self) -> dict[str, Any]:
+    async def progress(self) -> JsonDict:
         about_teacher = {} if self.average is None else {"teacher": self.average.progress()}
         return await super().progress() | about_teacher
 
-    async def restore(self, progress: dict[str, Any]) -> None:
+    async def restore(self, progress: JsonDict) -> None:
         await super().restore(progress)
         if self.average is not None:
             self.average.restore(progress["teacher"])
@@ -144,12 +145,14 @@ class SDFT(OnPolicyAlgorithm):
                 raise DataError(
                     f"row {prompt.task.task_id}: sdft learns from one answer, this rollout has {len(turns)} turns"
                 )
+        # Without a need for rewards, `gate` has dropped rollouts in which the model wrote nothing: there is a turn.
         long = [each for each in answers if len(each[0][0].completion_tokens) > self.cfg.skip_first_n_tokens]
         return [(self.teacher_prompt(prompt), turns[0]) for turns, prompt in long], len(answers) - len(long)
 
     def teacher_prompt(self, prompt: Prompt) -> list[int]:
         *before, asked = prompt.messages
         words = {"{question}": content_text(asked["content"]), "{demonstration}": prompt.answer or ""}
+        # In one pass: a question that holds the text `{demonstration}` is not filled in.
         filled = re.sub(
             "|".join(map(re.escape, words)), lambda hole: words[hole.group()], self.cfg.demonstration_template
         )
@@ -188,5 +191,7 @@ class SDFT(OnPolicyAlgorithm):
     def step_metrics(self, step: int, batch: TrainingBatch, outputs: list[ForwardBackwardOutput]) -> dict[str, float]:
         if not outputs or batch.loss_fn != "cross_entropy":
             return batch.metrics | sampling_drift(batch.data, outputs)
+        # KL(teacher, student) = cross-entropy - entropy, in nats per token; the teacher is its `top_k` tokens alone,
+        # made to add up to 1.
         surprise = sum(output.metrics["loss:sum"] for output in outputs) / batch.metrics["distilled_tokens"]
         return batch.metrics | {"teacher_kl": surprise - batch.metrics["teacher_entropy"]}

@@ -11,11 +11,10 @@ from pydantic import Field
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
 from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm
-from evsys_sdk.surface import Capabilities, TrainingService
-from evsys_sdk.training.batch import RowOrder, TrainingBatch
+from evsys_sdk.training.batch import RowOrder, TrainingBatch, packs
 from evsys_sdk.training.chat_data import OnTruncate, chat_data, check_chats
-from evsys_sdk.training.packing import packs
-from evsys_sdk.training.render import TrainOn
+from evsys_sdk.training.rendering import TrainOn
+from evsys_sdk.training_api import Capabilities, TrainingService
 
 
 class ChatParams(LoopParams):

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from evsys_engine.types import JsonObject
 from evsys_sdk.data_types import content_text, text_block
-from evsys_sdk.errors import BackendError, DataError, blame
-from evsys_sdk.surface import Messages
+from evsys_sdk.errors import BackendError, DataError, error_boundary
+from evsys_sdk.training_api import Messages
 
 PRIVATE = range(0xF0000, 0xFFFFE)
-"""Characters without a meaning of their own, which stand for marks while the template is rendered."""
+"""Characters without a meaning, which stand for marks while the template is rendered."""
 
 
 class ChatTokenizer:
@@ -56,19 +57,31 @@ class ChatTokenizer:
 
     def apply_chat_template(self, messages: Messages, *, add_generation_prompt: bool = False) -> list[int]:
         """The chat as tokens. Tools that the model may call stand on a message as `tools`."""
-        template = self.template or _template_of(self.inner)
+        template = self.template or getattr(self.inner, "chat_template", None)
+        if not template:
+            raise BackendError("this model's tokenizer has no chat template; use a chat model")
+        if not isinstance(template, str):  # several, by name
+            template = "\n".join(template.values())
         tools = [tool for message in messages for tool in message.get("tools") or []]
         chat = [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-        _refuse_unspoken(chat, tools, template)
+        # What the template would leave out without a word is refused.
+        for index, message in enumerate(chat):
+            if message.get("tool_calls") and "tool_calls" not in template:
+                raise DataError(
+                    f"messages[{index}] calls tools, and this model's chat template has no place for that; "
+                    "write the calls into its content, or use a model that was made for tools"
+                )
+        if tools and "tools" not in template:
+            raise DataError("this model's chat template has no place for tools; describe them in a system message")
         if self._marks is None or not _any_text([chat, tools], self._marks.search):
             return [int(token) for token in self._render(chat, tools, add_generation_prompt, tokenize=True)]
         return self._with_marks_as_text(chat, tools, add_generation_prompt)
 
-    def _render(self, chat: Messages, tools: list[Any], speak: bool, *, tokenize: bool) -> Any:
+    def _render(self, chat: Messages, tools: list[JsonObject], speak: bool, *, tokenize: bool) -> Any:
         roles = ", ".join(str(message.get("role")) for message in chat)
         if self._wants_blocks:
             chat = [{**message, "content": [text_block(message["content"])]} for message in chat]
-        with blame(DataError, f"the chat template (roles here: {roles})"):
+        with error_boundary(DataError, f"the chat template (roles here: {roles})"):
             return self.inner.apply_chat_template(
                 chat,
                 tools=tools or None,
@@ -78,7 +91,7 @@ class ChatTokenizer:
                 return_dict=False,
             )
 
-    def _with_marks_as_text(self, chat: Messages, tools: list[Any], speak: bool) -> list[int]:
+    def _with_marks_as_text(self, chat: Messages, tools: list[JsonObject], speak: bool) -> list[int]:
         """What the template makes of the chat while stand-ins hold the place of the marks that people wrote: every mark
         in that is the template's own, and between them lies text."""
         assert self._marks is not None
@@ -91,8 +104,8 @@ class ChatTokenizer:
             place = mark.end()
         return [*tokens, *self.encode(original(rendered[place:]))]
 
-    def _stand_ins(self, parts: list[Any]) -> tuple[Callable[[str], str], Callable[[str], str]]:
-        """Marks to characters that nobody here has used, and back."""
+    def _stand_ins(self, parts: list[JsonObject]) -> tuple[Callable[[str], str], Callable[[str], str]]:
+        """Marks to characters that occur nowhere in `parts`, and back."""
         assert self._marks is not None
         used = set(json.dumps(parts, ensure_ascii=False, default=str))
         free = (chr(code) for code in PRIVATE if chr(code) not in used)
@@ -107,7 +120,7 @@ class ChatTokenizer:
         text = "a probe"
         return not self._shows(text, text) and self._shows(text, [text_block(text)])
 
-    def _shows(self, text: str, content: Any) -> bool:
+    def _shows(self, text: str, content: object) -> bool:
         try:
             chat = [{"role": "user", "content": content}]
             return text in self.inner.apply_chat_template(chat, chat_template=self.template, tokenize=False)
@@ -124,6 +137,7 @@ class ChatTokenizer:
 
     @cached_property
     def _marks(self) -> re.Pattern[str] | None:
+        # Alternatives are tried in order: a mark that begins like a shorter one must come before it.
         longest_first = sorted(filter(None, self._ids), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -133,14 +147,7 @@ class ChatTokenizer:
         return copy.deepcopy(self.inner)
 
 
-def _template_of(tokenizer: Any) -> str:
-    template = getattr(tokenizer, "chat_template", None)
-    if not template:
-        raise BackendError("this model's tokenizer has no chat template; use a chat model")
-    return template if isinstance(template, str) else "\n".join(template.values())
-
-
-def _plain_message(message: dict[str, Any], place: str) -> dict[str, Any]:
+def _plain_message(message: JsonObject, place: str) -> JsonObject:
     """The message as templates expect it: text as content, the arguments of calls as mappings."""
     content = message.get("content")
     if isinstance(content, list):
@@ -153,7 +160,7 @@ def _plain_message(message: dict[str, Any], place: str) -> dict[str, Any]:
     return plain
 
 
-def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+def _plain_call(call: JsonObject) -> JsonObject:
     """Arguments come as JSON text from most servers; templates write them as JSON themselves."""
     function = call.get("function", call)
     arguments = function.get("arguments")
@@ -166,18 +173,6 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": function} if "function" in call else function
 
 
-def _refuse_unspoken(chat: Messages, tools: list[Any], template: str) -> None:
-    """Refuse what the template would leave out without a word."""
-    for index, message in enumerate(chat):
-        if message.get("tool_calls") and "tool_calls" not in template:
-            raise DataError(
-                f"messages[{index}] calls tools, and this model's chat template has no place for that; "
-                "write the calls into its content, or use a model that was made for tools"
-            )
-    if tools and "tools" not in template:
-        raise DataError("this model's chat template has no place for tools; describe them in a system message")
-
-
 def _map_text(part: Any, change: Callable[[str], str]) -> Any:
     """`part` with every text in it changed."""
     if isinstance(part, str):
@@ -187,7 +182,7 @@ def _map_text(part: Any, change: Callable[[str], str]) -> Any:
     return [_map_text(value, change) for value in part] if isinstance(part, list) else part
 
 
-def _any_text(part: Any, test: Callable[[str], Any]) -> bool:
+def _any_text(part: object, test: Callable[[str], object]) -> bool:
     if isinstance(part, str):
         return bool(test(part))
     values = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()

@@ -11,7 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from evsys_sdk.errors import BackendUnavailable, EvsysError
-from evsys_sdk.surface import AdamParams, Datum, ModelInput, SamplingParams, TensorData, TrainingClient, TrainingService
+from evsys_sdk.training_api import (
+    AdamParams,
+    Datum,
+    ModelInput,
+    SamplingParams,
+    TensorData,
+    TrainingClient,
+    TrainingService,
+)
 
 RANK = 4
 ADAM = AdamParams(learning_rate=1e-3)
@@ -25,7 +33,7 @@ NOT_OFFERED = "not offered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """The answer to one question."""
 
     question: str
@@ -44,7 +52,7 @@ class Mismatch(Exception):
 
 
 @dataclass(slots=True)
-class Trial:
+class BackendCheck:
     """One backend on trial. Its clients are few, because servers limit them."""
 
     service: TrainingService
@@ -81,19 +89,34 @@ class Trial:
         return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
 
 
-async def check_service(service: TrainingService, *, seed: int = 0, sampler_path: str | None = None) -> list[Finding]:
+Question = Callable[[BackendCheck], Awaitable[str]]
+QUESTIONS: dict[str, tuple[Question, str]] = {}
+"""What is asked, in this order, and what a backend lacks that breaks on it."""
+
+
+def _question(text: str, *, lack: str = "") -> Callable[[Question], Question]:
+    def register(check: Question) -> Question:
+        QUESTIONS[text] = (check, lack)
+        return check
+
+    return register
+
+
+async def check_service(
+    service: TrainingService, *, seed: int = 0, sampler_path: str | None = None
+) -> list[CheckResult]:
     """Ask every question; one that breaks does not keep the others from being asked."""
-    trial, findings = Trial(service, seed, sampler_path), []
+    trial, findings = BackendCheck(service, seed, sampler_path), []
     for question, (ask, lack) in QUESTIONS.items():
         try:
-            findings.append(Finding(question=question, ok=True, detail=await ask(trial)))
+            findings.append(CheckResult(question=question, ok=True, detail=await ask(trial)))
         except BackendUnavailable:
             raise
         except Mismatch as exc:
-            findings.append(Finding(question=question, ok=False, detail=str(exc), lacks=exc.lacks))
+            findings.append(CheckResult(question=question, ok=False, detail=str(exc), lacks=exc.lacks))
         except Exception as exc:
             detail = str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
-            findings.append(Finding(question=question, ok=False, detail=detail, lacks=(lack,) if lack else ()))
+            findings.append(CheckResult(question=question, ok=False, detail=detail, lacks=(lack,) if lack else ()))
     return findings
 
 
@@ -116,7 +139,8 @@ def _apart(first: Sequence[float | None], second: Sequence[float | None]) -> boo
     return any(a is not None and b is not None and not math.isclose(a, b, abs_tol=CLOSE) for a, b in pairs)
 
 
-async def _learns(trial: Trial) -> str:
+@_question("does it learn")
+async def check_learning(trial: BackendCheck) -> str:
     client, datum = await trial.client(), trial.imitation()
     losses = [await _learn(client, datum) for _ in range(3)]
     if not losses[-1] < losses[0]:
@@ -124,7 +148,8 @@ async def _learns(trial: Trial) -> str:
     return f"{losses[0]:.3f} -> {losses[-1]:.3f} in 3 steps"
 
 
-async def _sums(trial: Trial) -> str:
+@_question("are losses sums with signed weights")
+async def check_signed_weights(trial: BackendCheck) -> str:
     client = await trial.fresh_client()  # untouched before this, and perhaps spoilt after it
     plus, minus = [await client.forward_backward([trial.imitation(w)], "cross_entropy") for w in (1.0, -1.0)]
     await client.optim_step(GENTLE)
@@ -137,12 +162,13 @@ async def _sums(trial: Trial) -> str:
     double, _ = await _look(client, trial.imitation(2.0))
     losses = plus.metrics["loss:sum"], double, minus.metrics["loss:sum"]
     if not (math.isclose(losses[1], 2 * losses[0], rel_tol=1e-3) and math.isclose(losses[2], -losses[0], rel_tol=1e-3)):
-        told = ", ".join(f"{loss:.4f}" for loss in losses)
-        raise Mismatch(f"weights 1, 2, -1 give losses {told}: no sum with signed weights, so curves cannot be compared")
+        said = ", ".join(f"{loss:.4f}" for loss in losses)
+        raise Mismatch(f"weights 1, 2, -1 give losses {said}: no sum with signed weights, so curves cannot be compared")
     return "weights scale and sign loss and gradient"
 
 
-async def _named_losses(trial: Trial) -> str:
+@_question("which losses")
+async def check_named_losses(trial: BackendCheck) -> str:
     client, datum = await trial.client(), trial.imitation()
     inputs = {
         "target_tokens": datum.loss_fn_inputs["target_tokens"],
@@ -167,7 +193,8 @@ async def _named_losses(trial: Trial) -> str:
     return ", ".join(worked)
 
 
-async def _custom(trial: Trial) -> str:
+@_question("callable loss", lack="custom_loss")
+async def check_custom_loss(trial: BackendCheck) -> str:
     if not trial.service.capabilities.custom_loss:
         return NOT_OFFERED
     client, datum = await trial.client(), trial.imitation()
@@ -186,7 +213,8 @@ async def _custom(trial: Trial) -> str:
     return f"{before:.3f} -> {after:.3f} in 3 steps"
 
 
-async def _snapshot(trial: Trial) -> str:
+@_question("is a sampler a snapshot")
+async def check_snapshot(trial: BackendCheck) -> str:
     client, datum = await trial.client(), trial.imitation(answer="grey in the end")  # new, so that it changes much
     trial.saved_path = await client.save_weights_for_sampler("check-snapshot")
     sampler = await trial.service.create_sampling_client(trial.saved_path)
@@ -200,7 +228,8 @@ async def _snapshot(trial: Trial) -> str:
     return "a sampler keeps its weights"
 
 
-async def _undisturbed(trial: Trial) -> str:
+@_question("does sampling leave training alone")
+async def check_undisturbed_training(trial: BackendCheck) -> str:
     client, datum = await trial.client(), trial.imitation(answer="dark tonight")
     older = await client.save_weights_for_sampler("check-older")
     await _learn(client, datum, AdamParams(learning_rate=1e-2))
@@ -215,7 +244,8 @@ async def _undisturbed(trial: Trial) -> str:
     return "sampling from older weights changes nothing"
 
 
-async def _resume(trial: Trial) -> str:
+@_question("resume with optimiser", lack="resume")
+async def check_resume(trial: BackendCheck) -> str:
     if not trial.service.capabilities.resume:
         return NOT_OFFERED
     datum, first = trial.imitation(), await trial.client()
@@ -231,7 +261,8 @@ async def _resume(trial: Trial) -> str:
     return "bit-equal" if losses[0] == losses[1] else "equal to 1e-5"
 
 
-async def _samples(trial: Trial) -> str:
+@_question("sampling")
+async def check_sampling(trial: BackendCheck) -> str:
     sampler = await trial.service.create_sampling_client(None)
     prompt = ModelInput.from_ints(trial.prompt)
     params = SamplingParams(max_tokens=8, seed=trial.seed + 1)
@@ -243,7 +274,8 @@ async def _samples(trial: Trial) -> str:
     return "a seed repeats" if repeats else "works; a seed does not repeat"
 
 
-async def _logprobs(trial: Trial) -> str:
+@_question("prompt logprobs", lack="prompt_logprobs")
+async def check_prompt_logprobs(trial: BackendCheck) -> str:
     if not trial.service.capabilities.prompt_logprobs:
         return NOT_OFFERED
     sampler, read = await trial.service.create_sampling_client(None), trial.imitation().model_input
@@ -259,7 +291,8 @@ async def _logprobs(trial: Trial) -> str:
     return "one per token, the first None"
 
 
-async def _topk(trial: Trial) -> str:
+@_question("top-k prompt logprobs", lack="topk_prompt_logprobs")
+async def check_topk(trial: BackendCheck) -> str:
     if not trial.service.capabilities.topk_prompt_logprobs:
         return NOT_OFFERED
     sampler, prompt = await trial.service.create_sampling_client(None), ModelInput.from_ints(trial.prompt)
@@ -271,7 +304,8 @@ async def _topk(trial: Trial) -> str:
     return "k per token"
 
 
-async def _survives(trial: Trial) -> str:
+@_question("do saved weights survive a restart")
+async def check_restart(trial: BackendCheck) -> str:
     if trial.sampler_path is None and "://" not in trial.saved_path:
         return "there is no server: they are files of this machine"
     if trial.sampler_path is None:
@@ -285,19 +319,3 @@ async def _survives(trial: Trial) -> str:
             f"weights saved for sampling are gone after a restart; score before it, or not at all: {exc}"
         ) from exc
     return f"{trial.sampler_path} can be sampled"
-
-
-QUESTIONS: dict[str, tuple[Callable[[Trial], Awaitable[str]], str]] = {
-    "does it learn": (_learns, ""),
-    "are losses sums with signed weights": (_sums, ""),
-    "which losses": (_named_losses, ""),
-    "callable loss": (_custom, "custom_loss"),
-    "is a sampler a snapshot": (_snapshot, ""),
-    "does sampling leave training alone": (_undisturbed, ""),
-    "resume with optimiser": (_resume, "resume"),
-    "sampling": (_samples, ""),
-    "prompt logprobs": (_logprobs, "prompt_logprobs"),
-    "top-k prompt logprobs": (_topk, "topk_prompt_logprobs"),
-    "do saved weights survive a restart": (_survives, ""),
-}
-"""What is asked, and what a backend lacks that breaks on it."""

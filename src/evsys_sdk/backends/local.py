@@ -7,24 +7,25 @@ surface. One engine per model stays warm and serves every run of the process; a 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shutil
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
+from evsys_engine.losses import LOSSES
+from evsys_engine.types import Adapter, EngineSampler, LossOutput, ModelInfo, SampleRequest, TrainingDatum
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.config.base import Params
-from evsys_sdk.errors import BackendError, blame, need
+from evsys_sdk.errors import BackendError, error_boundary, need
 from evsys_sdk.logs import get_logger
 from evsys_sdk.registry import register_backend
-from evsys_sdk.surface import (
+from evsys_sdk.training_api import (
     AdamParams,
     Capabilities,
     Datum,
@@ -32,10 +33,17 @@ from evsys_sdk.surface import (
     LossCallable,
     ModelInput,
     OptimStepOutput,
-    SampledSequence,
     SampleOutput,
     SamplingParams,
 )
+
+if TYPE_CHECKING:
+    from evsys_engine.engine import Engine
+    from evsys_engine.sample_queue import SampleQueue
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
 
 
 @register_backend("local")
@@ -69,7 +77,7 @@ class LocalBackend:
     def vocabulary(self, name: str) -> int | None:
         """How many tokens the model knows, as far as its config lies here."""
         from evsys_engine.models.cache import cache_folder
-        from evsys_engine.models.layout import text_config
+        from evsys_engine.models.find import text_config
 
         folders = [Path(name).expanduser(), cache_folder() / name]
         found = next((folder for folder in folders if (folder / "config.json").is_file()), None)
@@ -90,7 +98,7 @@ class LocalBackend:
             return f"this adapter has rank {found.rank}, and lora_rank is {rank}; leave lora_rank out"
         return None
 
-    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
+    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, object]:
         for module, extra in self.requires.items():
             need(module, extra=extra)
         settings = {
@@ -106,17 +114,18 @@ class LocalBackend:
         handles["service"].close()
 
 
-_engines: dict[tuple[Any, ...], Any] = {}
+_engines: dict[tuple[object, ...], Engine] = {}
 _loading = threading.Lock()
 
 
-def warm_engine(name: str, settings: dict[str, Any]) -> Any:
+def warm_engine(name: str, settings: Mapping[str, Any]) -> Engine:
     """The engine of this model and these settings; loaded once, the last one used stays."""
     from evsys_engine.engine import Engine
     from evsys_engine.models import find_model
 
-    with _loading, blame(BackendError, f"loading model {name!r}"):
-        folder = find_model(name, say=_say)
+    with _loading, error_boundary(BackendError, f"loading model {name!r}"):
+        # What takes time before the first step, a download or a conversion, is said on stderr; stdout is the result's.
+        folder = find_model(name, say=lambda line: print(line, file=sys.stderr, flush=True))
         key = (str(folder.path), *settings.items())
         if key not in _engines:
             _engines.clear()  # one model at a time: memory is the scarce thing
@@ -125,16 +134,11 @@ def warm_engine(name: str, settings: dict[str, Any]) -> Any:
         return _engines[key]
 
 
-def _say(line: str) -> None:
-    """What takes time before the first step: a download, a conversion. On stderr; stdout is the result's."""
-    print(line, file=sys.stderr, flush=True)
-
-
 class LocalService:
     """Adapters and samplers over a warm engine; their files lie in the run's directory."""
 
     capabilities = Capabilities(
-        losses=frozenset({"cross_entropy", "importance_sampling", "ppo", "cispo", "dro"}),
+        losses=frozenset(LOSSES),
         custom_loss=True,
         prompt_logprobs=True,
         topk_prompt_logprobs=True,
@@ -143,10 +147,11 @@ class LocalService:
         average_weights=True,
     )
 
-    def __init__(self, engine: Any, folder: Path):
+    def __init__(self, engine: Engine, folder: Path):
         self.engine, self.folder = engine, folder
+        # One thread: calls are done in the order in which they were submitted, as the training surface promises.
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evsys-local")
-        self.opened: list[Any] = []
+        self.opened: list[Closable] = []
 
     def create_training_client(self, *, rank: int, seed: int) -> Awaitable[LocalTrainingClient]:
         from evsys_engine.types import LoraSettings
@@ -161,7 +166,7 @@ class LocalService:
         """The rank of the adapter whose training state, or PEFT folder, is at `path`."""
         from evsys_engine.starting import saved_rank
 
-        with blame(BackendError, "the local engine"):
+        with error_boundary(BackendError, "the local engine"):
             return saved_rank(Path(path))
 
     def create_sampling_client(self, path: str | None = None) -> Awaitable[LocalSamplingClient]:
@@ -183,7 +188,7 @@ class LocalService:
         return self.save(f"{name}-sampler", average)
 
     def discard_weights(self, path: str) -> Awaitable[None]:
-        """Delete sampler weights of this run that nobody will ask for again."""
+        """Delete sampler weights of this run that will not be used again."""
 
         def delete() -> None:
             if Path(path).parent != self.folder:
@@ -200,29 +205,26 @@ class LocalService:
         """Tokens that prompt and completion may have together."""
         return int(self.engine.info.max_length)
 
-    def keep[T](self, thing: T) -> T:
+    def keep[T: Closable](self, thing: T) -> T:
         self.opened.append(thing)
         return thing
 
     def save(self, name: str, write: Callable[[Path], None]) -> Awaitable[str]:
         """Have weights written; their place is named after what is in it, so that no checkpoint is ever written over
         another, and the same run, however often it was interrupted, has the same names."""
-        from evsys_engine.folders import content_hash
+        from evsys_engine.folders import content_hash, put_in_place
 
         def act() -> str:
             part = self.folder / f".{name}.{secrets.token_hex(4)}.part"
             write(part)
             folder = self.folder / f"{name}-{content_hash(part)[:12]}"
-            aside = part.with_name(f"{part.name}.part")
-            if folder.exists():  # the same weights, or what is left of them
-                os.replace(folder, aside)
-            os.replace(part, folder)
-            shutil.rmtree(aside, ignore_errors=True)
+            put_in_place(part, folder)  # of the same weights, or what is left of them
             return str(folder)
 
         return submit(self.worker, act)
 
     def close(self) -> None:
+        # The worker first: a call under way uses what is closed after it.
         self.worker.shutdown(wait=True, cancel_futures=True)
         for thing in list(self.opened):
             thing.close()
@@ -233,7 +235,7 @@ def submit[T](worker: ThreadPoolExecutor, act: Callable[[], T]) -> Awaitable[T]:
     """Start `act` now, behind what was submitted before; engine errors come out as BackendErrors."""
 
     def work() -> T:
-        with blame(BackendError, "the local engine"):
+        with error_boundary(BackendError, "the local engine"):
             return act()
 
     return asyncio.wrap_future(worker.submit(work))
@@ -242,7 +244,7 @@ def submit[T](worker: ThreadPoolExecutor, act: Callable[[], T]) -> Awaitable[T]:
 class LocalTrainingClient:
     """One adapter; its calls are done in the order they are made."""
 
-    def __init__(self, service: LocalService, adapter: Any):
+    def __init__(self, service: LocalService, adapter: Adapter):
         self.service, self.adapter, self.worker = service, adapter, service.worker
 
     def forward_backward(
@@ -253,17 +255,14 @@ class LocalTrainingClient:
         )
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Awaitable[ForwardBackwardOutput]:
-        def blamed(data: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
-            with blame(BackendError, "the custom loss"):
-                return loss_fn(data, logprobs)
+        def guarded(data: Sequence[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+            with error_boundary(BackendError, "the custom loss"):
+                return loss_fn(list(data), logprobs)
 
-        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), blamed)))
+        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), guarded)))
 
     def optim_step(self, adam_params: AdamParams) -> Awaitable[OptimStepOutput]:
-        from evsys_engine.types import AdamSettings
-
-        settings = AdamSettings(**{name: getattr(adam_params, name) for name in AdamParams.__dataclass_fields__})
-        return submit(self.worker, lambda: OptimStepOutput(metrics=self.adapter.optim_step(settings)))
+        return submit(self.worker, lambda: OptimStepOutput(metrics=self.adapter.optim_step(adam_params)))
 
     def save_state(self, name: str) -> Awaitable[str]:
         return self.service.save(f"{name}-state", self.adapter.save_state)
@@ -291,7 +290,7 @@ class LocalTrainingClient:
         return self.service.get_tokenizer()
 
 
-def _warn_of_another_base(path: Path, info: Any) -> None:
+def _warn_of_another_base(path: Path, info: ModelInfo) -> None:
     """A PEFT adapter made elsewhere only names its base model; our own folders carry its fingerprint."""
     from evsys_engine.folders import MANIFEST
     from evsys_engine.peft_folder import is_peft_folder, read_peft_folder
@@ -308,7 +307,7 @@ class LocalSamplingClient:
 
     takes_grammar = True
 
-    def __init__(self, queue: Any, sampler: Any, opened: list[Any]):
+    def __init__(self, queue: SampleQueue, sampler: EngineSampler, opened: list[Closable]):
         self.queue, self.sampler, self.opened = queue, sampler, opened
 
     def close(self) -> None:
@@ -327,8 +326,6 @@ class LocalSamplingClient:
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
     ) -> Awaitable[SampleOutput]:
-        from evsys_engine.types import SampleRequest
-
         request = SampleRequest(
             tokens=prompt.tokens,
             num_samples=num_samples,
@@ -336,24 +333,15 @@ class LocalSamplingClient:
             prompt_logprobs=include_prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
         )
-        return self._ask(request)
+        return self._submit(request)
 
-    async def _ask(self, request: Any) -> SampleOutput:
-        with blame(BackendError, "the local engine"):
+    async def _submit(self, request: SampleRequest) -> SampleOutput:
+        with error_boundary(BackendError, "the local engine"):
             if request.grammar is None:
                 answer = self.queue.submit(request)
             else:  # compiling a grammar takes time, the first one of a model about a second
                 answer = await asyncio.to_thread(self.queue.submit, request)
-            result = await asyncio.wrap_future(answer)
-        rows = [
-            SampledSequence(tokens=row.tokens, logprobs=row.logprobs, stop_reason=row.stop_reason)
-            for row in result.rows
-        ]
-        return SampleOutput(
-            sequences=rows,
-            prompt_logprobs=result.prompt_logprobs,
-            topk_prompt_logprobs=result.topk_prompt_logprobs,
-        )
+            return await asyncio.wrap_future(answer)
 
     async def compute_logprobs(self, prompt: ModelInput) -> list[float | None]:
         params = SamplingParams(max_tokens=1, temperature=0.0)
@@ -361,10 +349,8 @@ class LocalSamplingClient:
         return output.prompt_logprobs or []
 
 
-def engine_data(data: list[Datum]) -> list[Any]:
+def engine_data(data: list[Datum]) -> list[TrainingDatum]:
     """Our records as the engine's; a custom loss still sees ours."""
-    from evsys_engine.types import TrainingDatum
-
     return [
         TrainingDatum(
             tokens=datum.model_input.tokens,
@@ -375,6 +361,6 @@ def engine_data(data: list[Datum]) -> list[Any]:
     ]
 
 
-def _output(result: Any) -> ForwardBackwardOutput:
+def _output(result: LossOutput) -> ForwardBackwardOutput:
     logprobs = [array.ravel().tolist() for array in result.logprobs]  # (N, K) targets row by row
     return ForwardBackwardOutput(metrics=result.metrics, logprobs=logprobs)

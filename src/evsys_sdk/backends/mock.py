@@ -2,7 +2,7 @@
 
 In: a model's name and a run directory. Out: a service that answers the training surface. A call is computed
 at once, so in order; its answer, or its error, arrives when it is awaited, `latency_ms` later if asked.
-What the model is lives in `mock_model`, how it is sampled in `mock_sampling`, its files in `mock_files`.
+What the model is and how its files look lives in `mock_model`, how it is sampled in `mock_sampling`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from evsys_engine.losses import LOSSES
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError
 from evsys_sdk.registry import register_backend
-from evsys_sdk.surface import (
+from evsys_sdk.training_api import (
     AdamParams,
     Capabilities,
     Datum,
@@ -31,7 +32,6 @@ from evsys_sdk.surface import (
     SampleOutput,
     SamplingParams,
 )
-from evsys_sdk.training.losses import LOSSES
 
 if TYPE_CHECKING:
     from evsys_sdk.backends.mock_model import TableModel
@@ -59,18 +59,18 @@ class MockBackend:
         """How many tokens the model knows."""
         return ByteTokenizer.vocab_size
 
-    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
+    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, object]:
         if self.cfg.fail_on_prepare:
-            raise BackendError("the mock backend was told to fail here (fail_on_prepare)")
+            raise BackendError("the mock backend fails here as configured (fail_on_prepare)")
         latency_seconds, fail_at_step = self.cfg.latency_ms / 1000, self.cfg.fail_at_step
         directory = Path(run_dir).absolute() / "weights"  # paths must outlive a change of folder
         return {"service": MockService(model.name, directory, latency_seconds, fail_at_step)}
 
-    def teardown(self, handles: dict[str, Any]) -> None:
+    def teardown(self, handles: dict[str, object]) -> None:
         """Nothing to give back: the service holds memory only, and its files stay."""
 
 
-class Answer[T]:
+class MockFuture[T]:
     """A finished call whose answer may still be on its way; may be awaited more than once."""
 
     __slots__ = ("_error", "_ready_at", "_value")
@@ -83,7 +83,7 @@ class Answer[T]:
         except Exception as exc:
             self._error = exc
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[object, None, T]:
         wait = self._ready_at - time.monotonic()
         if wait > 0:
             yield from asyncio.sleep(wait).__await__()
@@ -113,22 +113,22 @@ class MockService:
         self.latency_seconds, self.fail_at_step = latency_seconds, fail_at_step
         self.capabilities = capabilities()
 
-    def create_training_client(self, *, rank: int, seed: int) -> Answer[MockTrainingClient]:
-        return Answer(lambda: MockTrainingClient(self, rank=rank, seed=seed), self.due())
+    def create_training_client(self, *, rank: int, seed: int) -> MockFuture[MockTrainingClient]:
+        return MockFuture(lambda: MockTrainingClient(self, rank=rank, seed=seed), self.due())
 
-    def create_sampling_client(self, path: str | None = None) -> Answer[MockSamplingClient]:
-        return Answer(lambda: MockSamplingClient(self, self._model(path)), self.due())
+    def create_sampling_client(self, path: str | None = None) -> MockFuture[MockSamplingClient]:
+        return MockFuture(lambda: MockSamplingClient(self, self._model(path)), self.due())
 
-    def average_weights(self, paths: Sequence[str], shares: Sequence[float], name: str) -> Answer[str]:
+    def average_weights(self, paths: Sequence[str], shares: Sequence[float], name: str) -> MockFuture[str]:
         """Sampler weights that are the weighted sum of saved ones; returns their path."""
-        from evsys_sdk.backends.mock_files import average, save
+        from evsys_sdk.backends.mock_model import average, save
 
-        return Answer(
+        return MockFuture(
             lambda: save(self.directory, name, average(paths, shares, self.model_name), None),
             self.due(),
         )
 
-    def discard_weights(self, path: str) -> Answer[None]:
+    def discard_weights(self, path: str) -> MockFuture[None]:
         """Delete sampler weights of this run."""
 
         def delete() -> None:
@@ -136,7 +136,7 @@ class MockService:
                 raise BackendError(f"{path} does not belong to this run, so it was not deleted")
             Path(path).unlink(missing_ok=True)
 
-        return Answer(delete, self.due())
+        return MockFuture(delete, self.due())
 
     def get_tokenizer(self) -> ByteTokenizer:
         return ByteTokenizer()
@@ -146,8 +146,7 @@ class MockService:
         return max(time.monotonic(), after) + self.latency_seconds if self.latency_seconds else 0.0
 
     def _model(self, path: str | None) -> TableModel:
-        from evsys_sdk.backends.mock_files import restore
-        from evsys_sdk.backends.mock_model import TableModel
+        from evsys_sdk.backends.mock_model import TableModel, restore
 
         if path is None:
             return TableModel(model_name=self.model_name, rank=1, seed=None)
@@ -158,67 +157,66 @@ class MockTrainingClient:
     """One adapter, its pending gradients and its optimiser."""
 
     def __init__(self, service: MockService, *, rank: int, seed: int):
-        from evsys_sdk.backends.mock_model import Adam, Gradients, TableModel
+        from evsys_sdk.backends.mock_model import Adam, MockGradients, TableModel
 
         if rank < 0:
             raise BackendError(f"rank must be 0 (full fine-tuning) or more, not {rank}")
         self._service = service
         self._model = TableModel(model_name=service.model_name, rank=rank, seed=seed)
         self._adam = Adam(self._model)
-        self._gradients = Gradients()
+        self._gradients = MockGradients()
         self._optim_calls = 0
         self._busy_until = 0.0
 
-    def _submit[T](self, compute: Callable[[], T]) -> Answer[T]:
+    def _submit[T](self, compute: Callable[[], T]) -> MockFuture[T]:
         self._busy_until = self._service.due(self._busy_until)
-        return Answer(compute, self._busy_until)
+        return MockFuture(compute, self._busy_until)
 
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
-    ) -> Answer[ForwardBackwardOutput]:
-        from evsys_sdk.backends.mock_training import forward_backward, named_loss
+    ) -> MockFuture[ForwardBackwardOutput]:
+        from evsys_sdk.backends.mock_model import forward_backward, named_loss
 
         return self._submit(
             lambda: forward_backward(self._model, self._gradients, data, named_loss(data, loss_fn, loss_fn_config))
         )
 
-    def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Answer[ForwardBackwardOutput]:
-        from evsys_sdk.backends.mock_training import custom_loss, forward_backward
+    def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> MockFuture[ForwardBackwardOutput]:
+        from evsys_sdk.backends.mock_model import custom_loss, forward_backward
 
         return self._submit(lambda: forward_backward(self._model, self._gradients, data, custom_loss(data, loss_fn)))
 
-    def optim_step(self, adam_params: AdamParams) -> Answer[OptimStepOutput]:
+    def optim_step(self, adam_params: AdamParams) -> MockFuture[OptimStepOutput]:
         return self._submit(lambda: self._optim_step(adam_params))
 
     def _optim_step(self, params: AdamParams) -> OptimStepOutput:
-        from evsys_sdk.backends.mock_model import Gradients
+        from evsys_sdk.backends.mock_model import MockGradients
 
         self._optim_calls += 1
         if self._optim_calls == self._service.fail_at_step:
-            raise BackendError(f"the mock backend was told to fail at step {self._optim_calls} (fail_at_step)")
-        gradients, self._gradients = self._gradients, Gradients()
+            raise BackendError(f"the mock backend fails at step {self._optim_calls} as configured (fail_at_step)")
+        gradients, self._gradients = self._gradients, MockGradients()
         return OptimStepOutput(metrics={"grad_norm": self._adam.step(self._model, gradients, params)})
 
-    def save_state(self, name: str) -> Answer[str]:
+    def save_state(self, name: str) -> MockFuture[str]:
         """Weights and optimiser; gradients that still wait for `optim_step` are not part of it."""
-        from evsys_sdk.backends.mock_files import save
+        from evsys_sdk.backends.mock_model import save
 
         return self._submit(lambda: save(self._service.directory, name, self._model, self._adam))
 
-    def save_weights_for_sampler(self, name: str) -> Answer[str]:
-        from evsys_sdk.backends.mock_files import save
+    def save_weights_for_sampler(self, name: str) -> MockFuture[str]:
+        from evsys_sdk.backends.mock_model import save
 
         return self._submit(lambda: save(self._service.directory, name, self._model, None))
 
-    def load_state(self, path: str, *, optimizer: bool = True) -> Answer[None]:
+    def load_state(self, path: str, *, optimizer: bool = True) -> MockFuture[None]:
         return self._submit(lambda: self._load(path, optimizer))
 
     def _load(self, path: str, optimizer: bool) -> None:
-        from evsys_sdk.backends.mock_files import restore
-        from evsys_sdk.backends.mock_model import Adam, Gradients
+        from evsys_sdk.backends.mock_model import Adam, MockGradients, restore
 
         model, adam = restore(path, "state", self._model.model_name, self._model.rank)
-        self._model, self._gradients = model, Gradients()
+        self._model, self._gradients = model, MockGradients()
         self._adam = adam if optimizer and adam is not None else Adam(model)
 
     def get_tokenizer(self) -> ByteTokenizer:
@@ -229,6 +227,8 @@ class MockSamplingClient:
     """Frozen weights to draw from; what is trained later does not change them."""
 
     takes_grammar = True
+    computes_in_call = True
+    """`sample` has drawn the completions when it returns: a server calls it on a thread."""
 
     def __init__(self, service: MockService, model: TableModel):
         self._service, self._model = service, model
@@ -241,18 +241,18 @@ class MockSamplingClient:
         *,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
-    ) -> Answer[SampleOutput]:
+    ) -> MockFuture[SampleOutput]:
         """Logprobs are the model's own: temperature, top-k and top-p change what is drawn, not what is reported."""
         from evsys_sdk.backends.mock_sampling import sample
 
-        return Answer(
+        return MockFuture(
             lambda: sample(
                 self._model, prompt, num_samples, sampling_params, include_prompt_logprobs, topk_prompt_logprobs
             ),
             self._service.due(),
         )
 
-    def compute_logprobs(self, prompt: ModelInput) -> Answer[list[float | None]]:
+    def compute_logprobs(self, prompt: ModelInput) -> MockFuture[list[float | None]]:
         from evsys_sdk.backends.mock_sampling import prompt_logprobs, read_prompt
 
-        return Answer(lambda: prompt_logprobs(self._model, read_prompt(prompt))[0], self._service.due())
+        return MockFuture(lambda: prompt_logprobs(self._model, read_prompt(prompt))[0], self._service.due())

@@ -1,24 +1,24 @@
 """Drawing completions from the mock's model, a token at a time, all rows together.
 
 In: a model, a prompt, sampling parameters. Out: completions with the logprobs the model itself gives their tokens,
-that is before temperature, top-k and top-p. Row i draws from a stream made of (seed, prompt, i), so it comes
-out the same whoever else is in the call. A stop id ends the completion as its last token; a stop string is cut off.
+that is before temperature, top-k and top-p. Row i draws from a stream made of (seed, prompt, i), so it is
+the same whatever other rows are in the call. A stop id ends the completion as its last token; a stop string is cut off.
 """
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from evsys_sdk.backends.mock_contexts import Array, Contexts, contexts_of, last_of
-from evsys_sdk.backends.mock_model import TableModel, log_softmax, stream
+from evsys_sdk.backends.mock_model import Array, Contexts, TableModel, contexts_of, last_of, log_softmax, stream
 from evsys_sdk.backends.mock_tokenizer import BYTES_OF, END_OF_TEXT, IM_END, IM_START, SPECIALS, VOCAB_SIZE
-from evsys_sdk.errors import BackendError, blame
-from evsys_sdk.surface import ModelInput, SampledSequence, SampleOutput, SamplingParams
+from evsys_sdk.errors import BackendError, error_boundary
 from evsys_sdk.training.losses import read_tokens
+from evsys_sdk.training_api import ModelInput, SampledSequence, SampleOutput, SamplingParams
 
 if TYPE_CHECKING:
     from evsys_engine.grammar import Matcher
@@ -66,20 +66,13 @@ class _Stops:
     def cut(self, tokens: list[int]) -> int | None:
         """How many tokens stand before a stop string that the last token completed."""
         for string in self.strings:
+            # A token has at least one byte, so this tail holds a string that the last token completed.
             tail = tokens[-(len(string) + _LONGEST_MARK) :]
             at = b"".join(BYTES_OF[token] for token in tail).find(string)
             if at >= 0:
-                return len(tokens) - len(tail) + _tokens_before(tail, at)
+                ends = accumulate(len(BYTES_OF[token]) for token in tail)
+                return len(tokens) - len(tail) + sum(end <= at for end in ends)
         return None
-
-
-def _tokens_before(tokens: list[int], byte: int) -> int:
-    seen = 0
-    for index, token in enumerate(tokens):
-        seen += len(BYTES_OF[token])
-        if seen > byte:
-            return index
-    return len(tokens)
 
 
 def read_prompt(prompt: ModelInput) -> Array:
@@ -91,17 +84,6 @@ def sample(
     model: TableModel, prompt: ModelInput, count: int, params: SamplingParams, logprobs: bool, top: int
 ) -> SampleOutput:
     """Completions of `prompt` and, where asked, what the model thinks of the prompt itself."""
-    _check(count, params)
-    tokens = read_prompt(prompt)
-    about_prompt, best = prompt_logprobs(model, tokens, top) if logprobs or top else (None, None)
-    return SampleOutput(
-        sequences=draw(model, tokens, count, params),
-        prompt_logprobs=about_prompt if logprobs else None,
-        topk_prompt_logprobs=best if top else None,
-    )
-
-
-def _check(count: int, params: SamplingParams) -> None:
     wrong = {
         f"num_samples is {count}": count < 1,
         f"max_tokens is {params.max_tokens}": params.max_tokens < 1,
@@ -111,6 +93,13 @@ def _check(count: int, params: SamplingParams) -> None:
     for what, is_wrong in wrong.items():
         if is_wrong:
             raise BackendError(f"cannot sample: {what}")
+    tokens = read_prompt(prompt)
+    about_prompt, best = prompt_logprobs(model, tokens, top) if logprobs or top else (None, None)
+    return SampleOutput(
+        sequences=draw(model, tokens, count, params),
+        prompt_logprobs=about_prompt if logprobs else None,
+        topk_prompt_logprobs=best if top else None,
+    )
 
 
 def prompt_logprobs(
@@ -130,7 +119,13 @@ def draw(model: TableModel, prompt: Array, count: int, params: SamplingParams) -
     """`count` completions of `prompt`."""
     seed = secrets.randbits(63) if params.seed is None else params.seed
     key = prompt.tobytes().hex()
-    first = _matcher(params.grammar)
+    first = None
+    if params.grammar is not None:
+        from evsys_engine.grammar import Matcher, byte_vocabulary
+
+        marks = range(VOCAB_SIZE - len(SPECIALS), VOCAB_SIZE)
+        with error_boundary(BackendError, "the grammar"):
+            first = Matcher.begin(params.grammar, byte_vocabulary(BYTES_OF, marks, (IM_END, END_OF_TEXT)))
     rows = [
         _Row(chance=stream("sample", seed, index, key), matcher=first.copy() if first else None)
         for index in range(count)
@@ -140,6 +135,7 @@ def draw(model: TableModel, prompt: Array, count: int, params: SamplingParams) -
     draws = np.zeros((count, 0))
     for turn in range(params.max_tokens):
         if turn % DRAWS_AT_ONCE == 0:
+            # Each row from its own generator, a block at a time: how many rows are alive changes no row's numbers.
             draws = np.stack([row.chance.random(DRAWS_AT_ONCE) for row in alive])
         logp = log_softmax(model.logits(contexts, model.rows(contexts)))
         may = logp
@@ -156,18 +152,13 @@ def draw(model: TableModel, prompt: Array, count: int, params: SamplingParams) -
             if not len(going):
                 break
             alive, draws = [alive[index] for index in going], draws[going]
-            contexts = _only(contexts, going)
+            contexts = Contexts(
+                history=contexts.history[:, going],
+                prompt=contexts.prompt[going],
+                place=contexts.place[going],
+                words=contexts.words[going],
+            )
     return [SampledSequence(tokens=row.tokens, logprobs=row.logprobs, stop_reason=row.ended) for row in rows]
-
-
-def _matcher(grammar: str | None) -> Matcher | None:
-    if grammar is None:
-        return None
-    from evsys_engine.grammar import Matcher, byte_vocabulary
-
-    marks = range(VOCAB_SIZE - len(SPECIALS), VOCAB_SIZE)
-    with blame(BackendError, "the grammar"):
-        return Matcher.begin(grammar, byte_vocabulary(BYTES_OF, marks, (IM_END, END_OF_TEXT)))
 
 
 def _choose(logp: Array, draws: Array, params: SamplingParams) -> Array:
@@ -178,22 +169,19 @@ def _choose(logp: Array, draws: Array, params: SamplingParams) -> Array:
     order = None
     if 0 < params.top_k < weights.shape[1] or params.top_p < 1:
         order = np.argsort(-weights, axis=1, kind="stable")
-        weights = _truncated(np.take_along_axis(weights, order, axis=1), params)
+        weights = np.take_along_axis(weights, order, axis=1)  # falling; the first always stays
+        if params.top_k > 0:
+            weights[:, params.top_k :] = 0.0
+        if params.top_p < 1:
+            # What is likelier than the token itself, without it: the token that crosses `top_p` stays in.
+            before = weights.cumsum(axis=1) - weights
+            outside = before >= params.top_p * weights.sum(axis=1, keepdims=True)
+            outside[:, 0] = False
+            weights[outside] = 0.0
     heights = weights.cumsum(axis=1)
+    # The inverse of the cumulative distribution. `<=`: a draw of exactly 0 passes over tokens of weight 0.
     chosen = (heights <= draws[:, None] * heights[:, -1:]).sum(axis=1)
     return chosen if order is None else order[np.arange(len(chosen)), chosen]
-
-
-def _truncated(weights: Array, params: SamplingParams) -> Array:
-    """Weights in falling order, with those outside top-k and top-p at 0; the first always stays."""
-    if params.top_k > 0:
-        weights[:, params.top_k :] = 0.0
-    if params.top_p < 1:
-        before = weights.cumsum(axis=1) - weights
-        outside = before >= params.top_p * weights.sum(axis=1, keepdims=True)
-        outside[:, 0] = False
-        weights[outside] = 0.0
-    return weights
 
 
 def _advance(contexts: Contexts, chosen: Array, prompt: Array, rows: list[_Row]) -> Contexts:
@@ -205,12 +193,3 @@ def _advance(contexts: Contexts, chosen: Array, prompt: Array, rows: list[_Row])
         moved.prompt[index], moved.place[index] = fresh.prompt[-1], fresh.place[-1]
         moved.words[index] = fresh.words[-1]
     return moved
-
-
-def _only(contexts: Contexts, kept: Array) -> Contexts:
-    return Contexts(
-        history=contexts.history[:, kept],
-        prompt=contexts.prompt[kept],
-        place=contexts.place[kept],
-        words=contexts.words[kept],
-    )

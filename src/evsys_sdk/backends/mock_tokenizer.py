@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 
 from evsys_sdk.data_types import content_text
-from evsys_sdk.surface import Messages
+from evsys_sdk.training_api import Messages
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END_OF_TEXT, IM_START, IM_END = range(256, 256 + len(SPECIALS))
@@ -41,13 +41,10 @@ class ByteTokenizer:
         """ChatML: `<|im_start|>role`, newline, content, `<|im_end|>`, newline."""
         tokens: list[int] = []
         for message in messages:
-            tokens += [IM_START, *self.encode(f"{message['role']}\n{_body(message)}"), IM_END, ord("\n")]
+            text, calls = content_text(message.get("content")), message.get("tool_calls")
+            if calls:
+                text += json.dumps(calls, ensure_ascii=False, sort_keys=True, default=str)
+            tokens += [IM_START, *self.encode(f"{message['role']}\n{text}"), IM_END, ord("\n")]
         if add_generation_prompt:
             tokens += [IM_START, *self.encode("assistant\n")]
         return tokens
-
-
-def _body(message: dict[str, object]) -> str:
-    text = content_text(message.get("content"))  # type: ignore[arg-type]
-    calls = message.get("tool_calls")
-    return text if not calls else text + json.dumps(calls, ensure_ascii=False, sort_keys=True, default=str)

@@ -6,41 +6,39 @@ address and the key are handed to the client; the process's environment is not t
 
 from __future__ import annotations
 
+import contextvars
 import importlib.util
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from evsys_engine.losses import LOSSES
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.backends.tinker_clients import TinkerSamplingClient, TinkerTrainingClient
 from evsys_sdk.backends.tinker_watch import Watch, as_our_error, is_transient, pause_seconds
+from evsys_sdk.concurrency import POLL_SECONDS, check_stop, is_stop_requested, pause_before_retry
 from evsys_sdk.config.base import Params
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, EvsysError, need, not_known
+from evsys_sdk.redaction import add_secrets
 from evsys_sdk.registry import register_backend
-from evsys_sdk.surface import Capabilities
+from evsys_sdk.training_api import Capabilities
 
 LOOPBACK_KEY = "tml-local"
 """What a server on this machine gets: the client insists on some key of that form."""
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+HOSTED_TINKER = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 FEATURES = ("custom_loss", "prompt_logprobs", "topk_prompt_logprobs", "resume", "full_fine_tuning")
-Lack = Literal[
-    "importance_sampling",
-    "ppo",
-    "cispo",
-    "dro",
-    "custom_loss",
-    "prompt_logprobs",
-    "topk_prompt_logprobs",
-    "resume",
-    "full_fine_tuning",
-]
+if TYPE_CHECKING:
+    Lack = str
+else:  # every server has cross_entropy; the engine has the one list of losses, so a new one needs no line here
+    Lack = Literal[(*(name for name in LOSSES if name != "cross_entropy"), *FEATURES)]
 GOODBYE_SECONDS = 10.0
 """How long the end of a session may take; a server that does not hear of it ends it by itself."""
 
@@ -84,25 +82,40 @@ class TinkerBackend:
             return str(exc)
         return None
 
-    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, Any]:
+    def prepare(self, *, model: Any, run_dir: Path) -> dict[str, object]:
         tinker = need("tinker", extra="tinker")
-        url = self.cfg.base_url or _hosted_url()
+        url = self.cfg.base_url or default_address(os.environ)
         _check_address(url)
         key = api_key(self.cfg.base_url, self.cfg.api_key_env, os.environ)
-        features = ask_features(url, key, self.cfg.timeout_seconds, attempts=self.cfg.connect_attempts)
+        seconds, attempts = self.cfg.timeout_seconds, self.cfg.connect_attempts
         watch = Watch(url, self.cfg.timeout_seconds)
 
         def connect() -> Any:
             client = tinker.ServiceClient(base_url=url, api_key=key)
-            length = _context_length(model.name, client.get_server_capabilities().supported_models)
-            watch.attach(client.holder)
-            return client, client.create_sampling_client(base_model=model.name), length
+            try:
+                supported = client.get_server_capabilities().supported_models
+                known = {str(found.model_name): getattr(found, "max_context_length", None) for found in supported}
+                if known and model.name not in known:
+                    raise BackendError(not_known(model.name, "model of this server", known))
+                watch.attach(client.holder)
+                return client, client.create_sampling_client(base_model=model.name), known.get(model.name)
+            except BaseException:
+                release(client)
+                raise
 
         try:
-            client, base, length = within(self.cfg.timeout_seconds, connect)
-            tokenizer = ChatTokenizer(base.get_tokenizer())
+            # `ask_features` keeps to the limit itself, but for its last request: 10 s to connect, 10 s to be answered.
+            features = within(seconds + 20, lambda: ask_features(url, key, seconds, attempts=attempts))
+            client, base, length = within(seconds, connect, too_late=lambda made: release(made[0]))
+            try:
+                tokenizer = ChatTokenizer(base.get_tokenizer())
+            except BaseException:
+                release(client)
+                raise
+        except EvsysError:
+            raise
         except TimeoutError as exc:
-            raise BackendUnavailable(f"{url} did not let us in within {self.cfg.timeout_seconds:g} s") from exc
+            raise BackendUnavailable(f"{url} did not let us in within {seconds:g} s") from exc
         except Exception as exc:
             raise as_our_error(exc, "connecting", url, names_a_path=True) from exc
         card = capabilities_of(features, self.cfg.lacks)
@@ -114,6 +127,16 @@ class TinkerBackend:
         handles["service"].close()
 
 
+def default_address(environ: Mapping[str, str]) -> str:
+    """Where the client goes when it is given no address."""
+    try:
+        from tinker.lib.base_url import DEFAULT_BASE_URL
+    except ModuleNotFoundError:  # tinker 0.25, which SkyRL needs, has the same address in the body of its client
+        DEFAULT_BASE_URL = HOSTED_TINKER
+    # Empty counts as unset in both, and the newer one drops the last slash.
+    return (environ.get("TINKER_BASE_URL") or str(DEFAULT_BASE_URL)).rstrip("/")
+
+
 def _check_address(url: str) -> None:
     try:
         is_address = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).hostname)
@@ -123,16 +146,11 @@ def _check_address(url: str) -> None:
         raise BackendError(f"base_url {url!r} is no address; it looks like http://127.0.0.1:8000")
 
 
-def _hosted_url() -> str:
-    from tinker.lib.base_url import resolve_base_url
-
-    return str(resolve_base_url(None))
-
-
 def api_key(base_url: str | None, variable: str, environ: Mapping[str, str]) -> str:
     """The key to use: the variable's, or a dummy for a server on this machine."""
     key = environ.get(variable)
     if key:
+        add_secrets([key])
         return key
     if base_url and urlsplit(base_url).hostname in ("127.0.0.1", "localhost", "::1"):
         return LOOPBACK_KEY
@@ -145,10 +163,10 @@ def ask_features(
     timeout_seconds: float,
     *,
     attempts: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> dict[str, Any] | None:
-    """What the server says of itself; None if it says nothing, as all but ours do. `BackendUnavailable` when nobody
-    answers in time: asked before the client is, which would try for minutes whatever is wrong with the address."""
+    sleep: Callable[[float], None] = pause_before_retry,
+) -> dict[str, object] | None:
+    """What the server says of itself; None if it says nothing, as all but ours do. `BackendUnavailable` when no
+    answer comes in time: asked before the client is, which would try for minutes whatever is wrong with the address."""
     import requests
 
     began, tries = time.monotonic(), 0
@@ -158,12 +176,19 @@ def ask_features(
                 f"{url.rstrip('/')}/api/v1/get_server_capabilities",
                 headers={"X-API-Key": key},
                 timeout=max(1.0, min(10.0, timeout_seconds)),
+                # requests would send this header on to wherever the server points.
+                allow_redirects=False,
             )
             if not is_transient(answer.status_code):
-                return _features_in(answer)
+                with suppress(ValueError):
+                    reply = answer.json()
+                    if isinstance(reply, dict) and isinstance(reply.get("features"), dict):
+                        return reply["features"]
+                return None
             why, after = f"status {answer.status_code}", answer.headers.get("retry-after")
         except requests.RequestException as exc:
-            why, after = _network_reason(exc), None
+            inner = getattr(exc.args[0], "reason", exc) if exc.args else exc
+            why, after = str(inner).rpartition(": ")[2] or type(exc).__name__, None
         tries += 1
         pause = pause_seconds(tries, after)
         if tries == attempts or time.monotonic() - began + pause >= timeout_seconds:
@@ -176,57 +201,54 @@ def ask_features(
         sleep(pause)
 
 
-def _network_reason(exc: Exception) -> str:
-    inner = getattr(exc.args[0], "reason", exc) if exc.args else exc
-    return str(inner).rpartition(": ")[2] or type(exc).__name__
-
-
-def _features_in(answer: Any) -> dict[str, Any] | None:
-    with suppress(ValueError):
-        told = answer.json()
-        if isinstance(told, dict) and isinstance(told.get("features"), dict):
-            return told["features"]
-    return None
-
-
 def capabilities_of(features: dict[str, Any] | None, lacks: Iterable[str]) -> Capabilities:
     """The card: what the server says it can do, or else what the protocol promises; without what the config lacks."""
-    promised: dict[str, Any] = {"losses": LOSSES, **dict.fromkeys(FEATURES, True), "full_fine_tuning": False}
-    told, lacking = promised if features is None else features, set(lacks)
+    promised: dict[str, Any] = {"losses": tuple(LOSSES), **dict.fromkeys(FEATURES, True), "full_fine_tuning": False}
+    offered, lacking = promised if features is None else features, set(lacks)
     if importlib.util.find_spec("torch") is None:
         lacking.add("custom_loss")  # it is computed on this side
     return Capabilities(
-        losses=frozenset(told.get("losses", ())) - lacking,
-        **{name: bool(told.get(name)) and name not in lacking for name in FEATURES},
+        losses=frozenset(offered.get("losses", ())) - lacking,
+        **{name: bool(offered.get(name)) and name not in lacking for name in FEATURES},
     )
 
 
-def _context_length(name: str, supported: Iterable[Any]) -> int | None:
-    """How many tokens the model takes, if the server says so; a model that it does not have is refused."""
-    known = {str(found.model_name): getattr(found, "max_context_length", None) for found in supported}
-    if known and name not in known:
-        raise BackendError(not_known(name, "model of this server", known))
-    return known.get(name)
+def release(client: object) -> None:
+    """Stop a client's heartbeats and connections, without a word to the server, which may be gone."""
+    for name in ("_session_holder", "_rest_holder"):  # `client.holder` would open a session where there is none
+        holder = getattr(client, name, None)
+        if holder is not None:
+            holder.close()
 
 
-def within[T](seconds: float, act: Callable[[], T]) -> T:
-    """The result of `act`, which waits without a bound of its own; TimeoutError when it takes longer."""
-    outcome: list[T | BaseException] = []
+def within[T](seconds: float, act: Callable[[], T], *, too_late: Callable[[T], object] = lambda result: None) -> T:
+    """The result of `act`, which has no time limit itself; TimeoutError when it takes longer, Cancelled after a request
+    to stop. A result that comes after either is given to `too_late`."""
+    outcome: Future[T] = Future()
+    context, until = contextvars.copy_context(), time.monotonic() + seconds
 
     def work() -> None:
         try:
-            outcome.append(act())
+            result = context.run(act)
         except BaseException as exc:
-            outcome.append(exc)
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_exception(exc)
+        else:
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_result(result)
+            else:
+                too_late(result)
 
-    thread = threading.Thread(target=work, name="evsys-tinker-connect", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    threading.Thread(target=work, name="evsys-tinker-connect", daemon=True).start()
+    while not outcome.done():
+        left = until - time.monotonic()
+        # The future is never `running` before its work is done, so `cancel` fails only when the result has just come:
+        # of the two threads exactly one has it.
+        if (left <= 0 or is_stop_requested()) and outcome.cancel():
+            check_stop()
+            raise TimeoutError
+        wait([outcome], timeout=min(max(left, 0.0), POLL_SECONDS))
+    return outcome.result()
 
 
 class TinkerService:
@@ -277,3 +299,4 @@ class TinkerService:
             with suppress(Exception):  # the session ends by itself when it is silent
                 self.client.close("success").result(GOODBYE_SECONDS)
         self._holder.close()
+        release(self.client)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.backends.tinker_watch import Watch
 from evsys_sdk.errors import BackendError, need, not_known
-from evsys_sdk.surface import (
+from evsys_sdk.training.losses import read_metrics
+from evsys_sdk.training_api import (
     AdamParams,
     Datum,
     ForwardBackwardOutput,
@@ -28,7 +30,14 @@ from evsys_sdk.surface import (
 )
 
 if TYPE_CHECKING:
+    import tinker
+    import torch
+    from tinker.lib.internal_client_holder import InternalClientHolder
+
     from evsys_sdk.backends.tinker import TinkerService
+
+type Reply[A] = tinker.APIFuture[A] | Future[A] | asyncio.Future[A]
+"""An answer on its way: the client has futures of two kinds, and finished ones are asyncio's."""
 
 UNLOAD_SECONDS = 10.0
 """How long a run waits for an adapter to be given back."""
@@ -39,9 +48,9 @@ CUSTOM_INPUTS = ("target_tokens", "weights")
 class TinkerTrainingClient:
     """One adapter on the server."""
 
-    def __init__(self, service: TinkerService, inner: Any):
+    def __init__(self, service: TinkerService, inner: tinker.TrainingClient):
         self.service, self.inner = service, inner
-        self._sending: asyncio.Task[Any] | None = None
+        self._sending: asyncio.Task[object] | None = None
         """The last call that could not be sent at once."""
         self._saved: Counter[str] = Counter()
         self._unanswered: set[asyncio.Future[Any]] = set()
@@ -50,24 +59,26 @@ class TinkerTrainingClient:
     def forward_backward(
         self, data: list[Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Awaitable[ForwardBackwardOutput]:
-        def send() -> Any:
+        def send() -> Reply[tinker.ForwardBackwardOutput]:
             if loss_fn not in self.service.capabilities.losses:
                 raise BackendError(not_known(loss_fn, "loss of this backend", self.service.capabilities.losses))
-            return self.inner.forward_backward([to_tinker(datum) for datum in data], loss_fn, loss_fn_config)
+            named = cast("tinker.types.LossFnType", loss_fn)  # the server says which losses it has
+            return self.inner.forward_backward([to_tinker(datum) for datum in data], named, loss_fn_config)
 
         return self._call(send, _output, f"forward_backward with {loss_fn}")
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Awaitable[ForwardBackwardOutput]:
         # The callable is ours to run, on our own records; the server sees the gradient of the logprobs.
-        def loss(theirs: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        def loss(theirs: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
             value, metrics = loss_fn(data, logprobs)
             if not getattr(value, "requires_grad", False):
                 raise BackendError("the loss must be a tensor that was computed from the logprobs")
             # A datum the callable does not look at has the gradient 0, where the client sees none and refuses.
+            # `nan_to_num` first: infinity times 0 is NaN, which would spoil the loss.
             whole = value + sum(each.nan_to_num(0.0, 0.0, 0.0).sum() * 0.0 for each in logprobs)
-            return whole, {**metrics, "loss:sum": float(value.detach().sum())}
+            return whole, {**read_metrics(metrics), "loss:sum": float(value.detach().sum())}
 
-        async def send() -> Any:
+        async def send() -> Reply[tinker.ForwardBackwardOutput]:
             theirs = [to_tinker(datum, CUSTOM_INPUTS) for datum in data]
             return await self.inner.forward_backward_custom_async(theirs, loss)
 
@@ -107,47 +118,50 @@ class TinkerTrainingClient:
             if optimizer
             else client.create_training_client_from_state_async
         )
-        what, owed = f"loading state {path}", set(self._unanswered)
+        what, unanswered = f"loading state {path}", set(self._unanswered)
 
-        async def load() -> Any:
+        async def load() -> Reply[None]:
             old, self.inner = self.inner, await self.service.watch.answer(make(path), what, names_a_path=True)
             self._saved.clear()
-            if owed:
-                await asyncio.wait(owed)
+            if unanswered:
+                await asyncio.wait(unanswered)
             await unload(self.service.client.holder, old)
-            return _done()
+            return _done(None)
 
         return self._call_in_turn(load, lambda nothing: None, what)
 
     def get_tokenizer(self) -> ChatTokenizer:
         return self.service.get_tokenizer()
 
-    def _call[T](self, send: Callable[[], Any], make: Callable[[Any], T], what: str) -> Awaitable[T]:
+    def _call[A, T](self, send: Callable[[], Reply[A]], make: Callable[[A], T], what: str) -> Awaitable[T]:
         """Send now, unless an earlier call is still to be sent."""
         if self._sending is None or self._sending.done():
+            sent: asyncio.Future[Reply[A]] = asyncio.get_running_loop().create_future()
             try:
-                sent: Awaitable[Any] = _done(send())
+                sent.set_result(send())
             except Exception as exc:  # a refusal comes when it is awaited, like every answer
-                sent = _failed(exc)
+                sent.set_exception(exc)
             return self._noted(_collected(self.service.watch, sent, make, what))
 
-        async def send_it() -> Any:
+        async def send_it() -> Reply[A]:
             return send()
 
         return self._call_in_turn(send_it, make, what)
 
-    def _call_in_turn[T](
-        self, send: Callable[[], Coroutine[Any, Any, Any]], make: Callable[[Any], T], what: str
+    def _call_in_turn[A, T](
+        self, send: Callable[[], Coroutine[None, None, Reply[A]]], make: Callable[[A], T], what: str
     ) -> Awaitable[T]:
         before = self._sending
 
-        async def send_after() -> Any:
+        async def send_after() -> Reply[A]:
             if before is not None:
+                # `wait` and not `await`: the failure of an earlier call belongs to its own caller.
                 await asyncio.wait({before})
             return await self.service.watch.answer(send(), what)
 
-        self._sending = asyncio.ensure_future(send_after())
-        return self._noted(_collected(self.service.watch, asyncio.shield(self._sending), make, what))
+        # A separate task, shielded below: a caller that gives up takes no call out of the order.
+        self._sending = sending = asyncio.ensure_future(send_after())
+        return self._noted(_collected(self.service.watch, asyncio.shield(sending), make, what))
 
     def _noted[T](self, call: asyncio.Task[T]) -> asyncio.Task[T]:
         self._unanswered.add(call)
@@ -158,7 +172,7 @@ class TinkerTrainingClient:
 class TinkerSamplingClient:
     """Fixed weights on the server."""
 
-    def __init__(self, watch: Watch, inner: Any):
+    def __init__(self, watch: Watch, inner: tinker.SamplingClient):
         self.watch, self.inner = watch, inner
 
     def sample(
@@ -173,13 +187,17 @@ class TinkerSamplingClient:
         types = need("tinker", extra="tinker").types
         if sampling_params.grammar is not None:
             raise BackendError("a Tinker server cannot hold a completion to a grammar; use the backend local")
+        words = [item for item in sampling_params.stop if isinstance(item, str)]
+        ids = [item for item in sampling_params.stop if isinstance(item, int)]
+        if words and ids:
+            raise BackendError("a Tinker server takes stop strings or stop ids, not both at once")
         params = types.SamplingParams(
             max_tokens=sampling_params.max_tokens,
             temperature=sampling_params.temperature,
             top_k=sampling_params.top_k,
             top_p=sampling_params.top_p,
             seed=sampling_params.seed,
-            stop=_stop(sampling_params.stop),
+            stop=words or ids or None,
         )
         future = self.inner.sample(
             types.ModelInput.from_ints(prompt.to_ints()),
@@ -196,18 +214,23 @@ class TinkerSamplingClient:
         return _collected(self.watch, _done(future), list, "compute_logprobs")
 
 
-def _collected[T](watch: Watch, sent: Awaitable[Any], make: Callable[[Any], T], what: str) -> asyncio.Task[T]:
+def _collected[A, T](watch: Watch, sent: Awaitable[Reply[A]], make: Callable[[A], T], what: str) -> asyncio.Task[T]:
     """The answer of a call that is on its way, in our records; its failure as a BackendError."""
 
+    async def result_of(future: Reply[A]) -> A:
+        if isinstance(future, asyncio.Future):
+            return await future
+        return await (asyncio.wrap_future(future) if isinstance(future, Future) else future.result_async())
+
     async def collect() -> T:
-        return make(await watch.answer(_result(await sent), what))
+        return make(await watch.answer(result_of(await sent), what))
 
     task = asyncio.ensure_future(collect())
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, even if nobody awaits it
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, even if it is never awaited
     return task
 
 
-async def unload(holder: Any, client: Any) -> None:
+async def unload(holder: InternalClientHolder, client: tinker.TrainingClient) -> None:
     """Give the adapter of a training client back to the server. The client knows the request and has no method for it;
     a server that does not know it keeps the adapter until the session ends."""
 
@@ -223,33 +246,13 @@ async def unload(holder: Any, client: Any) -> None:
         await asyncio.wait_for(holder.run_coroutine_threadsafe(send()), UNLOAD_SECONDS)
 
 
-async def _result(future: Any) -> Any:
-    """What the client's future holds; it has them of two kinds, and we have finished ones of our own."""
-    if isinstance(future, asyncio.Future):
-        return await future
-    return await (future.result_async() if hasattr(future, "result_async") else asyncio.wrap_future(future))
-
-
-def _done(value: Any = None) -> asyncio.Future[Any]:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+def _done[A](value: A) -> asyncio.Future[A]:
+    future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
     future.set_result(value)
     return future
 
 
-def _failed(exc: Exception) -> asyncio.Future[Any]:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    future.set_exception(exc)
-    return future
-
-
-def _stop(stop: tuple[str | int, ...]) -> list[str] | list[int] | None:
-    words, ids = [s for s in stop if isinstance(s, str)], [s for s in stop if isinstance(s, int)]
-    if words and ids:
-        raise BackendError("a Tinker server takes stop strings or stop ids, not both at once")
-    return words or ids or None
-
-
-def to_tinker(datum: Datum, names: tuple[str, ...] | None = None) -> Any:
+def to_tinker(datum: Datum, names: tuple[str, ...] | None = None) -> tinker.Datum:
     """Our record as the client's; with `names`, only those inputs."""
     types = need("tinker", extra="tinker").types
     inputs = {}
@@ -260,17 +263,17 @@ def to_tinker(datum: Datum, names: tuple[str, ...] | None = None) -> Any:
     return types.Datum(model_input=types.ModelInput.from_ints(datum.model_input.to_ints()), loss_fn_inputs=inputs)
 
 
-def _output(result: Any) -> ForwardBackwardOutput:
+def _output(result: tinker.ForwardBackwardOutput) -> ForwardBackwardOutput:
     outputs, metrics = result.loss_fn_outputs, dict(result.metrics or {})
-    if "loss:sum" not in metrics:  # SkyRL tells the parts alone
+    if "loss:sum" not in metrics:  # SkyRL reports the parts alone
         if not all("elementwise_loss" in found for found in outputs):
-            raise BackendError("the server tells no loss, so training could not be watched; use another server")
+            raise BackendError("the server reports no loss, so training could not be watched; use another server")
         metrics["loss:sum"] = float(sum(sum(found["elementwise_loss"].data) for found in outputs))
     logprobs = [list(found["logprobs"].data) if "logprobs" in found else [] for found in outputs]
     return ForwardBackwardOutput(metrics=metrics, logprobs=logprobs)
 
 
-def _samples(response: Any) -> SampleOutput:
+def _samples(response: tinker.SampleResponse) -> SampleOutput:
     return SampleOutput(
         sequences=[
             SampledSequence(tokens=list(s.tokens), logprobs=list(s.logprobs or []), stop_reason=s.stop_reason)

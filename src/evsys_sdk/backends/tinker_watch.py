@@ -15,19 +15,20 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from evsys_sdk.concurrency import check_stop
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, EvsysError
 
 UNIMPORTANT = frozenset({"telemetry", "dynamic_config", "unload_model"})
 """Requests whose failure costs a run nothing."""
 RESULTS = "retrieve_future"
-"""The one route the client asks again without a pause of its own."""
+"""The one route the client requests again without a pause."""
 CALLS = frozenset({"asample", RESULTS})
 """The requests that one call to a sampler is made of."""
 NOT_RETRIED = 424
 """A status that the client hands on at once. It stands in for a passing failure that the caller is to retry."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
 FORGOTTEN_SECONDS = 90.0
-"""Longer than any pause between two tries: a failure not repeated for so long is nobody's any more."""
+"""Longer than any pause between two tries: a failure not repeated for so long is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Watch:
         self._gave_up = False
         self.retries = True
         """False: a sampler's call that fails, fails at once; who makes the calls decides about another try."""
-        self._lock = threading.Lock()  # the client works on a thread of its own
+        self._lock = threading.Lock()  # the client works on another thread
 
     def attach(self, holder: Any) -> None:
         """Look at every request that this connection holder of the client sends from now on."""
@@ -61,6 +62,7 @@ class Watch:
     @contextmanager
     def _observed(self, lent: AbstractContextManager[Any]) -> Iterator[Any]:
         with lent as client:
+            # Private to the SDK: a version of tinker that renames it breaks here.
             http = client._client
             if getattr(http, "watched_by", None) is not self:
                 http.watched_by, http.send = self, self.observing(http.send)
@@ -135,9 +137,15 @@ class Watch:
     async def answer[T](self, call: Awaitable[T], what: str, *, names_a_path: bool = False) -> T:
         """The answer of a call under way; `BackendUnavailable` once the server has failed for too long. Where the call
         `names_a_path`, it is that which a server does not find, and not the session."""
-        task = asyncio.ensure_future(call)
+        task, began = asyncio.ensure_future(call), self._clock()
         try:
             while not (await asyncio.wait({task}, timeout=min(1.0, self.timeout_seconds / 4)))[0]:
+                # After a request to stop, a server that is slow may finish the current step; one that fails may not.
+                # Failures from before this call do not count: the checkpoint after a failed step may well be saved.
+                with self._lock:
+                    is_failing = any(trouble.last >= began for trouble in self._current().values())
+                if is_failing:
+                    check_stop()
                 self._give_up_when_late(what)
             return task.result()
         except asyncio.CancelledError:
@@ -175,6 +183,7 @@ def is_transient(status: int) -> bool:
 def pause_seconds(tries: int, retry_after: str | None) -> float:
     """How long to wait after so many failures; what the server asks for comes first."""
     asked = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
+    # 2**10 is past the longest pause, and keeps the power small however often a server fails.
     return max(min(asked, 60.0), min(FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 10), LONGEST_PAUSE_SECONDS))
 
 
@@ -184,7 +193,8 @@ def as_our_error(exc: Exception, what: str, server: str, *, names_a_path: bool =
 
     if isinstance(exc, EvsysError):
         return exc
-    status = _status_of(exc)
+    codes = (getattr(each, "status_code", None) for each in _chain(exc))
+    status = next((code for code in codes if isinstance(code, int)), None)
     if status in (401, 403):
         return EvsysAuthError(f"{what}: {server} refuses the key: {reason(exc)}")
     if status in (404, 410) and not names_a_path:
@@ -201,12 +211,6 @@ def _chain(exc: BaseException | None) -> Iterator[BaseException]:
     while exc is not None:
         yield exc
         exc = exc.__cause__
-
-
-def _status_of(exc: BaseException) -> int | None:
-    """The HTTP status behind a failure."""
-    found = (getattr(each, "status_code", None) for each in _chain(exc))
-    return next((status for status in found if isinstance(status, int)), None)
 
 
 def reason(exc: BaseException) -> str:

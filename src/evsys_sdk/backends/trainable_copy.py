@@ -1,7 +1,7 @@
 """A copy of the local model for another library's trainer, and its weights back as our own.
 
 In: a local service. Out: a plain Hugging Face model with a fresh (or loaded) PEFT adapter, or with all its weights
-trainable (rank 0); and folders that the engine loads like those of its own adapters. It answers the part of a training
+trainable (rank 0); and folders that the engine loads like those it wrote itself. It answers the part of a training
 client that saves. The engine's shared model is not touched.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk.backends.local import LocalService
-from evsys_sdk.errors import BackendError, blame, need
+from evsys_sdk.errors import BackendError, error_boundary, need
 
 INSIDE = "base_model.model."
 """What PEFT puts before the names of a model's layers."""
@@ -28,13 +28,13 @@ class TrainableCopy:
         self.service, self.engine = service, service.engine
         self.settings = LoraSettings(rank=rank, seed=seed)
         if start:
-            with blame(BackendError, f"loading state {start}"):
+            with error_boundary(BackendError, f"loading state {start}"):
                 saved = saved_settings(Path(start), self.engine.model, seed=seed)
             if saved.rank == rank:  # alpha and layers come with the weights
                 self.settings = saved
         self.steps = 0
         """Optimiser steps done; goes into the saved state."""
-        with blame(BackendError, "making a copy of the local model to train"):
+        with error_boundary(BackendError, "making a copy of the local model to train"):
             self.model = self._with_adapter(self._load())
         if start:
             self._load_start(start)
@@ -46,7 +46,7 @@ class TrainableCopy:
 
         torch = need("torch", extra="local")
         own = self._tensors()
-        with blame(BackendError, f"loading state {path}"):
+        with error_boundary(BackendError, f"loading state {path}"):
             saved = read_start(Path(path), self.settings, self.engine.info, shapes_of(own), model=self.engine.model)
         with torch.no_grad():
             for name, tensor in own.items():
@@ -54,10 +54,10 @@ class TrainableCopy:
 
     def save_state(self, name: str) -> Awaitable[str]:
         """What `load_state` of the local backend's training clients takes; another trainer's optimiser is left out."""
-        from evsys_engine.state import Snapshot, copied, save_snapshot
+        from evsys_engine.state import StateSnapshot, copied, save_snapshot
 
         def write(folder: Path) -> None:
-            snapshot = Snapshot(weights=copied(self._tensors()), moments={}, steps=self.steps)
+            snapshot = StateSnapshot(weights=copied(self._tensors()), moments={}, steps=self.steps)
             save_snapshot(folder, snapshot, self.settings, self.engine.info)
 
         return self.service.save(f"{name}-state", write)
@@ -76,8 +76,8 @@ class TrainableCopy:
 
         return self.service.save(f"{name}-sampler", write)
 
-    def _load(self) -> Any:
-        from evsys_engine.quiet import without_progress_bars
+    def _load(self) -> object:
+        from evsys_engine.devices import without_progress_bars
 
         torch, transformers = need("torch", extra="local"), need("transformers", extra="local")
         info = self.engine.info
@@ -94,6 +94,7 @@ class TrainableCopy:
         if not self.settings.rank:
             return model.requires_grad_()
         torch, peft = need("torch", extra="local"), need("peft", extra="local")
+        # PEFT draws lora_A from torch's global generator.
         torch.manual_seed(self.settings.seed)
         config = peft.LoraConfig(
             r=self.settings.rank,

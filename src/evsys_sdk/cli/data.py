@@ -1,221 +1,417 @@
-"""`evsys data`: register, list and look at the datasets and benchmarks of the workspace."""
+"""`evsys data`: register, list and look at the datasets and benchmarks of the workspace.
+
+In: a config, a file, or a reference into the workspace. Out: manifests; rows as a person reads them; whether rows hold
+tasks of a benchmark.
+"""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.constants import EXIT_OK
+import click
+
+from evsys_sdk.cli.options import POSITIVE, F, group, json_option, workspace_option
+from evsys_sdk.cli.output import LONGEST_TEXT, format_size, print_json, print_table
+from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
 
 if TYPE_CHECKING:
-    from evsys_sdk.data.manifest import Kind, Manifest
+    from evsys_sdk.data.manifest import DatasetManifest, Kind
     from evsys_sdk.data.workspace import Workspace
+    from evsys_sdk.protocols import Row
+
+FILES = "a JSONL, .json, .csv or .parquet file"
 
 
-def add_parser(verbs: Any) -> None:
-    about = "Datasets and benchmarks of the workspace (.evsys/): versioned, immutable, found by id or name."
-    data = verbs.add_parser("data", help="datasets and benchmarks by id and name", description=about)
-    inner = data.add_subparsers(dest="data_verb", metavar="<data verb>", required=True)
-    _add_adding(inner)
-    listing = _verb(inner, "list", list_entries, "all versions in the workspace")
-    listing.add_argument("--benchmark", action="store_true", help="benchmarks only")
-    for name, act, text in (
-        ("show", show_entry, "one version: manifest, formats, fields, first row"),
-        ("pull", pull_entry, "check one version and print the path of its file"),
-    ):
-        parser = _verb(inner, name, act, text)
-        parser.add_argument("ref", help="an id, or a name for its newest version")
-        parser.add_argument("--benchmark", action="store_true", help="look among the benchmarks only")
-    _add_preview(inner)
-    _add_leakage(inner)
+@group("data")
+def data() -> None:
+    """Datasets and benchmarks of the workspace (.evsys/): versioned, immutable, found by id or name."""
 
 
-def _add_leakage(inner: Any) -> None:
-    leakage = _verb(inner, "leakage", audit_leakage, "whether rows hold tasks of a benchmark, word for word or nearly")
-    leakage.epilog = "Exit codes: 0 nothing found, 1 rows hold tasks of the benchmark (or something is wrong)."
-    leakage.add_argument("rows", help="a JSONL, .json, .csv or .parquet file, or a dataset by id or name")
-    leakage.add_argument("suite", metavar="benchmark", help="tasks.jsonl or its folder, or a benchmark by id or name")
+def workspace_options(function: F) -> F:
+    return json_option(workspace_option(function))
 
 
-def _add_adding(inner: Any) -> None:
-    adding = _verb(inner, "add", add_file, "register a file as the next version of a name")
-    adding.add_argument("path", help="a JSONL, .json, .csv or .parquet file, or a folder with tasks.jsonl")
-    adding.add_argument("--name", required=True, help="the name to find it by")
-    adding.add_argument("--benchmark", action="store_true", help="the rows are tasks of a benchmark")
-    adding.add_argument("--parent", action="append", default=[], metavar="REF", help="made from this one; repeatable")
-    adding.add_argument("--note", default="", help="a line about it for the manifest")
+def ref_options(function: F) -> F:
+    function = click.option("--benchmark", is_flag=True, help="look among the benchmarks only")(function)
+    return click.argument("ref", help="an id, or a name for its newest version")(function)
 
 
-def _add_preview(inner: Any) -> None:
-    preview = _verb(inner, "preview", preview_rows, "rows as a run will see them, after its transforms")
-    preview.add_argument("target", help="a config (.yaml), a JSONL, .json, .csv or .parquet file, an id or a name")
-    preview.add_argument("-n", dest="count", type=_positive, default=5, metavar="N", help="how many rows (default 5)")
-    preview.add_argument("--run", dest="run_name", metavar="NAME", help="which run of the config (default: the first)")
-    preview.add_argument("--raw", action="store_true", help="before the transforms")
-    preview.add_argument("--benchmark", action="store_true", help="look for an id or name among the benchmarks only")
-
-
-def _verb(inner: Any, name: str, act: Any, text: str) -> Any:
-    parser = inner.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-    parser.add_argument("--workspace", metavar="DIR", help="the workspace folder (default: the project's .evsys)")
-    parser.set_defaults(run=act)
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
-    return int(text)
-
-
-def open_workspace(args: argparse.Namespace, near: str | None = None) -> Workspace:
-    """The workspace that was named, else that of the project around `near` (default: the current folder)."""
-    from pathlib import Path
-
-    from evsys_sdk.data.workspace import Workspace
-
-    return Workspace(Path(args.workspace)) if args.workspace else Workspace.find(near)
-
-
-def find_entry(workspace: Workspace, ref: str, *, benchmark: bool) -> Manifest:
-    """The entry `ref` names: a dataset, or a benchmark when asked for or when no dataset is called so."""
+@data.command("add")
+@click.argument("path", help=f"{FILES}, or a folder with tasks.jsonl")
+@click.option("--name", required=True, help="the name to find it by")
+@click.option("--benchmark", is_flag=True, help="the rows are tasks of a benchmark")
+@click.option("--parent", "parents", multiple=True, metavar="REF", help="made from this one; repeatable")
+@click.option("--note", default="", help="a line about it for the manifest")
+@workspace_options
+def add(
+    path: str, name: str, benchmark: bool, parents: tuple[str, ...], note: str, workspace: str | None, as_json: bool
+) -> int:
+    """Register a file as the next version of a name."""
+    place = open_workspace(workspace)
     kind: Kind = "benchmark" if benchmark else "dataset"
-    if not benchmark and workspace.shelf("dataset").look_up(ref) == (None, []):
-        if workspace.shelf("benchmark").look_up(ref) != (None, []):
-            kind = "benchmark"
-    return workspace.pull(ref, kind)
-
-
-def add_file(args: argparse.Namespace) -> int:
-    workspace = open_workspace(args)
-    kind: Kind = "benchmark" if args.benchmark else "dataset"
-    before = {entry.id for entry in workspace.list(kind)}
-    entry = workspace.add(args.path, name=args.name, kind=kind, parents=args.parent, note=args.note)
-    new = entry.id not in before
-    if args.json:
-        print_json({**_plain(workspace, entry), "new": new})
+    before = {entry.id for entry in place.list(kind)}
+    entry = place.add(path, name=name, kind=kind, parents=list(parents), note=note)
+    is_new = entry.id not in before
+    if as_json:
+        print_json({**_plain(place, entry), "new": is_new})
         return EXIT_OK
-    print(f"{'added' if new else 'already there'}: {kind} {entry.name} v{entry.version}, {count_rows(entry.n_rows)}")
+    print(f"{'added' if is_new else 'already there'}: {kind} {entry.name} v{entry.version}, {_rows(entry.n_rows)}")
     print(f"id: {entry.id}")
-    newest = workspace.get(entry.name, kind)
+    newest = place.get(entry.name, kind)
     if newest.version > entry.version:
         print(f"note: the name {entry.name} means its newest version, v{newest.version}; use the id for this one")
     return EXIT_OK
 
 
-def list_entries(args: argparse.Namespace) -> int:
-    workspace = open_workspace(args)
-    kind: Kind | None = "benchmark" if args.benchmark else None
-    entries, faults = workspace.list(kind), workspace.unusable(kind)
-    if args.json:
-        sound = [{**_plain(workspace, entry), "problem": None} for entry in entries]
+@data.command("list")
+@click.option("--benchmark", is_flag=True, help="benchmarks only")
+@workspace_options
+def list_entries(benchmark: bool, workspace: str | None, as_json: bool) -> int:
+    """All versions in the workspace."""
+    place = open_workspace(workspace)
+    kind: Kind | None = "benchmark" if benchmark else None
+    entries, faults = place.list(kind), place.unusable(kind)
+    if as_json:
+        sound = [{**_plain(place, entry), "problem": None} for entry in entries]
         print_json(sound + [{"id": f.id, "kind": f.kind, "problem": f.reason} for f in faults])
         return EXIT_OK
     if not entries and not faults:
-        print(f"nothing in {workspace.root}; next: evsys data add PATH --name NAME")
-        return EXIT_OK
+        print(f"nothing in {place.root}; next: evsys data add PATH --name NAME")
     if entries:
-        print_table(["name", "version", "kind", "rows", "size", "added", "id"], [_cells(entry) for entry in entries])
+        rows = [
+            [e.name, f"v{e.version}", e.kind, str(e.n_rows), format_size(e.bytes), e.lineage.created_at, e.id]
+            for e in entries
+        ]
+        print_table(["name", "version", "kind", "rows", "size", "added", "id"], rows)
     for fault in faults:
         print(f"not to be trusted: {fault.kind} {fault.id}: {fault.reason}")
     return EXIT_OK
 
 
-def show_entry(args: argparse.Namespace) -> int:
-    from evsys_sdk.cli.preview import print_row, read_file, summarise
-
-    workspace = open_workspace(args)
-    entry = find_entry(workspace, args.ref, benchmark=args.benchmark)
-    seen = summarise(read_file(workspace.path(entry)), keep=1)
-    plain = _plain(workspace, entry)
-    if args.json:
+@data.command("show")
+@ref_options
+@workspace_options
+def show(ref: str, benchmark: bool, workspace: str | None, as_json: bool) -> int:
+    """One version: manifest, formats, fields, first row."""
+    place = open_workspace(workspace)
+    entry = find_entry(place, ref, benchmark=benchmark)
+    seen = summarise(read_file(place.path(entry)), keep=1)
+    plain = _plain(place, entry)
+    if as_json:
         print_json({**plain, "formats": seen.formats, "fields": seen.fields, "first_row": next(iter(seen.rows), None)})
         return EXIT_OK
     lineage = plain.pop("lineage")
     shown = {**plain, "bytes": f"{entry.bytes} ({format_size(entry.bytes)})", **lineage}
-    shown |= {"formats": seen.formats, "fields": seen.fields}
-    print_table([], [[key, _text(value)] for key, value in shown.items() if value not in ("", (), {})])
+    rows = []
+    for key, value in (shown | {"formats": seen.formats, "fields": seen.fields}).items():
+        if isinstance(value, dict):
+            rows.append([key, ", ".join(f"{name} {count}" for name, count in value.items())])
+        else:
+            rows.append([key, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)])
+    print_table([], [row for row in rows if row[1]])
     for row in seen.rows:
         print("first row")
         print_row(row)
     return EXIT_OK
 
 
-def pull_entry(args: argparse.Namespace) -> int:
-    workspace = open_workspace(args)
-    entry = find_entry(workspace, args.ref, benchmark=args.benchmark)
-    if args.json:
-        print_json(_plain(workspace, entry))
+@data.command("pull")
+@ref_options
+@workspace_options
+def pull(ref: str, benchmark: bool, workspace: str | None, as_json: bool) -> int:
+    """Check one version and print the path of its file."""
+    place = open_workspace(workspace)
+    entry = find_entry(place, ref, benchmark=benchmark)
+    if as_json:
+        print_json(_plain(place, entry))
     else:
-        print(workspace.path(entry))
+        print(place.path(entry))
     return EXIT_OK
 
 
-def preview_rows(args: argparse.Namespace) -> int:
-    from evsys_sdk.cli.preview import preview
+@data.command(
+    "leakage", epilog="Exit codes: 0 nothing found, 1 rows hold tasks of the benchmark (or something is wrong)."
+)
+@click.argument("rows", help=f"{FILES}, or a dataset by id or name")
+@click.argument("suite", metavar="BENCHMARK", help="tasks.jsonl or its folder, or a benchmark by id or name")
+@workspace_options
+def leakage(rows: str, suite: str, workspace: str | None, as_json: bool) -> int:
+    """Whether rows hold tasks of a benchmark, word for word or nearly."""
+    from evsys_sdk.contamination.audit import WORDS, Suite, audit_suites, plain
+    from evsys_sdk.eval.benchmark import Benchmark
 
-    return preview(args)
-
-
-def audit_leakage(args: argparse.Namespace) -> int:
-    from evsys_sdk.cli.leakage import audit
-
-    return audit(args)
-
-
-def count_rows(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
-
-
-def print_json(value: Any) -> None:
-    from evsys_sdk.atomic import to_json
-
-    print(to_json(value, indent=2))
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns: coloured on a terminal, plain aligned lines elsewhere."""
-    if sys.stdout.isatty():
-        from rich.table import Table
-        from rich.text import Text
-
-        from evsys_sdk.terminal import console_for
-
-        table = Table(*header, box=None, show_header=bool(header), pad_edge=False)
-        for row in rows:
-            table.add_row(*(Text(cell, overflow="fold") for cell in row))
-        console_for().print(table)
-        return
-    lines = [list(header), *rows] if header else list(rows)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    path = find_rows(rows, workspace)
+    if Path(suite).exists() or "/" in suite:
+        tasks = Benchmark.load(suite)
+    else:
+        tasks = Benchmark.load(open_workspace(workspace).pull_benchmark(suite), name=suite)
+    # The file is read twice, so that only a sample of a large one is held in memory.
+    known = Suite(name=tasks.name, tasks=tasks.tasks, places=tasks.places)
+    [audit] = audit_suites(read_file(path), [known], sample=sample_of(path))
+    if as_json:
+        print_json({"rows_file": str(path), "ok": audit.clean, **plain(audit)})
+        return EXIT_OK if audit.clean else EXIT_BAD_INPUT
+    if audit.leaks:
+        cells = [
+            [leak.task_id, str(leak.row), WORDS[leak.kind], f"{leak.overlap:.0%}", leak.part] for leak in audit.leaks
+        ]
+        print_table(["task", "row", "found", "overlap", "part"], cells)
+        if audit.tasks > len(audit.leaks):
+            print(f"... and {audit.tasks - len(audit.leaks)} more tasks")
+    print(audit.text)
+    if audit.note:
+        print(audit.note)
+    return EXIT_OK if audit.clean else EXIT_BAD_INPUT
 
 
-def _cells(entry: Manifest) -> list[str]:
-    size, added = format_size(entry.bytes), entry.lineage.created_at
-    return [entry.name, f"v{entry.version}", entry.kind, str(entry.n_rows), size, added, entry.id]
+def sample_of(path: Path) -> list[Row]:
+    """Rows from the beginning of a file to its end; of a JSONL file no others are parsed."""
+    from evsys_sdk.contamination.audit import SAMPLE_ROWS, spread
+    from evsys_sdk.data.sources import kind_of_file
+    from evsys_sdk.errors import DataError
+    from evsys_sdk.files import open_bytes, parse_object
+
+    if kind_of_file(path) != "jsonl":
+        return spread(read_file(path), SAMPLE_ROWS)
+    with open_bytes(path) as lines:
+        kept = spread((line for line in lines if not line.isspace()), SAMPLE_ROWS)
+    rows = []
+    for line in kept:
+        with suppress(DataError):  # reported with its number when all are read
+            rows.append(parse_object(line.removeprefix(BOM_UTF8)))
+    return rows
 
 
-def _plain(workspace: Workspace, entry: Manifest) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a look at all rows shows."""
+
+    count: int
+    formats: dict[str, int]
+    fields: dict[str, int]
+    """Field -> in how many rows."""
+    rows: list[Row]
+    """The first few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewBlock:
+    """One block of data of what is previewed."""
+
+    name: str
+    """`data`, `eval.eval_data`, ... of a config; the file's or entry's own name otherwise."""
+    source: str
+    rows_before: int
+    rows_after: int
+    formats: dict[str, int]
+    rows: list[Row]
+
+
+@data.command("preview")
+@click.argument("target", help=f"a config (.yaml), {FILES}, an id or a name")
+@click.option("-n", "count", type=POSITIVE, default=5, metavar="N", help="how many rows (default 5)")
+@click.option("--run", "run_name", metavar="NAME", help="which run of the config (default: the first)")
+@click.option("--raw", is_flag=True, help="before the transforms")
+@click.option("--benchmark", is_flag=True, help="look for an id or name among the benchmarks only")
+@workspace_options
+def preview(
+    target: str, count: int, run_name: str | None, raw: bool, benchmark: bool, workspace: str | None, as_json: bool
+) -> int:
+    """Rows as a run will see them, after its transforms."""
+    from evsys_sdk.errors import EvsysError
+
+    if Path(target).suffix in (".yaml", ".yml"):
+        run_name, parts = preview_config(target, run_name, count, raw=raw, workspace=workspace)
+    elif run_name:
+        raise EvsysError("--run names a run of a config, and the target is no .yaml file")
+    else:
+        path = find_rows(target, workspace, benchmark=benchmark)
+        parts = [_block(target, str(path), summarise(read_file(path), keep=count))]
+    if as_json:
+        print_json({"target": target, "run": run_name, "parts": [asdict(part) for part in parts]})
+        return EXIT_OK
+    if run_name:
+        print(f"run: {run_name}")
+    for part in parts:
+        print(part.name if part.name == part.source else f"{part.name}: {part.source}")
+        lost = part.rows_before != part.rows_after
+        print(_rows(part.rows_before) + (f" -> {part.rows_after} after transforms" if lost else ""))
+        print(f"format: {' and '.join(f'{n} {name}' for name, n in part.formats.items()) or 'none'}")
+        for number, row in enumerate(part.rows):
+            print(f"\n[{number}]")
+            print_row(row)
+        hidden = part.rows_after - len(part.rows)
+        print(f"\n... and {hidden} more\n" if hidden else "")
+    return EXIT_OK
+
+
+def preview_config(
+    target: str, run_name: str | None, count: int, *, raw: bool, workspace: str | None
+) -> tuple[str, list[PreviewBlock]]:
+    """The name of the run and its data blocks, loaded as the run loads them."""
+    from evsys_sdk import registry
+    from evsys_sdk.checks.blocks import data_blocks
+    from evsys_sdk.config.load import load_yaml
+    from evsys_sdk.config.project import import_extensions, search_folders
+    from evsys_sdk.config.yaml_io import source_of
+    from evsys_sdk.data.rows import load_rows
+    from evsys_sdk.errors import EvsysError, not_known
+
+    config = load_yaml(target)
+    import_extensions(config)
+    # Reversed: of runs that share a name, the first is meant.
+    runs = {run.name: run for run in reversed(config.all_runs())}
+    run = config.all_runs()[0] if run_name is None else runs.get(run_name)
+    if run is None:
+        raise EvsysError(not_known(str(run_name), "run of this config", runs))
+    store = registry.data_stores.build(config.data_store.kind, dict(config.data_store.params))
+    parts = []
+    for place, block in data_blocks(run):
+        loaded = load_rows(
+            block,
+            store=store,
+            folders=search_folders(source_of(config)),
+            workspace=open_workspace(workspace, near=target),
+            transforms=[] if raw else None,
+        )
+        parts.append(_block(place, loaded.source, summarise(loaded.rows, keep=count), rows_before=loaded.n_raw))
+    return run.name, parts
+
+
+def _block(name: str, source: str, seen: Summary, *, rows_before: int | None = None) -> PreviewBlock:
+    before = seen.count if rows_before is None else rows_before
+    return PreviewBlock(
+        name=name, source=source, rows_before=before, rows_after=seen.count, formats=seen.formats, rows=seen.rows
+    )
+
+
+def open_workspace(folder: str | None, near: str | None = None) -> Workspace:
+    """The workspace that was named, else that of the project around `near` (default: the current folder)."""
+    from evsys_sdk.data.workspace import Workspace
+
+    return Workspace(Path(folder)) if folder else Workspace.find(near)
+
+
+def find_entry(workspace: Workspace, ref: str, *, benchmark: bool) -> DatasetManifest:
+    """The entry `ref` names: a dataset, or a benchmark when asked for or when no dataset is called so."""
+    kind: Kind = "benchmark" if benchmark else "dataset"
+    if not benchmark and workspace.versions("dataset").look_up(ref) == (None, []):
+        if workspace.versions("benchmark").look_up(ref) != (None, []):
+            kind = "benchmark"
+    return workspace.pull(ref, kind)
+
+
+def find_rows(text: str, folder: str | None, *, benchmark: bool = False) -> Path:
+    """The file that `text` names: a path, or an id or name in the workspace."""
+    from evsys_sdk.data.manifest import data_file
+    from evsys_sdk.errors import DataError
+
+    path = data_file(Path(text))
+    if path.is_file():
+        return path
+    if any(mark in text for mark in ("/", ".json")):
+        raise DataError(f"no such file: {path.absolute()}")
+    workspace = open_workspace(folder)
+    return workspace.path(find_entry(workspace, text, benchmark=benchmark))
+
+
+def _plain(workspace: Workspace, entry: DatasetManifest) -> dict[str, Any]:
     from evsys_sdk.data.manifest import manifest_data
 
     return {**manifest_data(entry), "path": str(workspace.path(entry))}
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {count}" for key, count in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
 
 
-def format_size(size: float) -> str:
-    """Bytes for people: `93.4 MB`."""
-    for unit in ("B", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
+def read_file(path: Path) -> Iterable[Row]:
+    """The rows of a JSONL, `.json`, CSV or Parquet file, streamed where the format allows."""
+    from evsys_sdk.config.schema import DataConfig
+    from evsys_sdk.data.sources import as_rows, kind_of_file, open_source
+    from evsys_sdk.data.stores import LocalDataStore
+
+    config = DataConfig(source_kind=kind_of_file(path), path=str(path))
+    return as_rows(open_source(config, store=LocalDataStore()).rows(), str(path))
+
+
+def summarise(rows: Iterable[Row], *, keep: int) -> Summary:
+    """Count all rows and keep the first few."""
+    from evsys_sdk.data_types import detect_format
+
+    formats: Counter[str] = Counter()
+    fields: Counter[str] = Counter()
+    kept: list[Row] = []
+    for row in rows:
+        formats[detect_format(row)] += 1
+        fields.update(map(str, row))
+        if len(kept) < keep:
+            kept.append(row)
+    return Summary(count=formats.total(), formats=dict(formats), fields=dict(fields), rows=kept)
+
+
+def print_row(row: Row) -> None:
+    """One row as labelled lines; labels stand out on a terminal."""
+    on_terminal = sys.stdout.isatty()
+    for label, text in readable(row):
+        # Rows come from anywhere: an escape sequence in one must not drive the reader's terminal.
+        safe = "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+        if len(safe) > LONGEST_TEXT:
+            safe = f"{safe[:LONGEST_TEXT]} ... (+{len(safe) - LONGEST_TEXT} characters)"
+        safe = safe.replace("\n", "\n    ")
+        if on_terminal:
+            from rich.text import Text
+
+            from evsys_sdk.format import console_for
+
+            console_for(highlight=False).print(Text.assemble("  ", (f"{label}: ", "bold cyan"), safe), soft_wrap=True)
+        else:
+            print(f"  {label}: {safe}")
+
+
+def readable(row: Row) -> Iterator[tuple[str, str]]:
+    """Label and text of each part of a row: the turns of a chat, the fields of anything else."""
+    from evsys_sdk.data_types import TargetFormat, detect_format
+
+    shape = detect_format(row)
+    for key, value in row.items():
+        if shape == TargetFormat.CHAT_MESSAGES and key == "messages":
+            for message in value:
+                if not isinstance(message, dict):
+                    yield "?", _value_text(message)
+                    continue
+                calls = message.get("tool_calls")
+                text = _content(message.get("content")) + (f" [calls {_value_text(calls)}]" if calls else "")
+                weight = " (weight 0: not learnt)" if message.get("weight") == 0 else ""
+                yield f"{message.get('role', '?')}{weight}", text.strip()
+        elif shape == TargetFormat.CHAT_MESSAGES and key == "target_assistant":
+            yield "assistant (target)", _value_text(value)
+        elif shape == TargetFormat.HARBOR_TASK and key == "instruction":
+            yield key, _content(value)
+        elif shape == TargetFormat.PROMPT_DATASET and key == "inputs":
+            yield from ((f"inputs.{name}", _value_text(item)) for name, item in value.items())
+        else:
+            yield str(key), _value_text(value)
+
+
+def _content(content: object) -> str:
+    from evsys_sdk.data_types import block_to_image_src, content_text
+
+    if not isinstance(content, str | list | None):
+        return _value_text(content)
+    blocks = content if isinstance(content, list) else []
+    images = sum(isinstance(block, dict) and block_to_image_src(block) is not None for block in blocks)
+    return content_text(content) + (f" [{images} image{'s' if images > 1 else ''}]" if images else "")
+
+
+def _value_text(value: object) -> str:
+    from evsys_sdk.files import to_json
+
+    return value if isinstance(value, str) else to_json(value)

@@ -1,159 +1,202 @@
 """`evsys`: parse, call one function, print.
 
-In: the command line. Out: an exit code. Each verb has a file of its own beside this one that adds its parser and
-names the function to call; nothing heavy is imported before that function runs.
+In: the command line. Out: an exit code. Verbs live in the modules beside this one; a module is imported when one of
+its verbs is called, and heavy libraries inside the verb.
 """
 
 from __future__ import annotations
 
-import argparse
+import atexit
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+import click
+
 from evsys_sdk import __version__
-from evsys_sdk.cli import (
-    backend,
-    benchmark,
-    clean,
-    compare,
-    completion,
-    context,
-    data,
-    engine,
-    eval,
-    history,
-    judge,
-    logs,
-    model,
-    notes,
-    registries,
-    regrade,
-    rollouts,
-    run,
-    serve,
-    show,
-    status,
-    stop,
-    validate,
-    verifier,
-)
-from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_RUN_FAILED
+from evsys_sdk.cli.options import VerbGroup
+from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
     from evsys_sdk.errors import Problem
 
-VERBS = (
-    validate,
-    run,
-    status,
-    logs,
-    stop,
-    benchmark,
-    eval,
-    data,
-    backend,
-    model,
-    engine,
-    serve,
-    verifier,
-    rollouts,
-    regrade,
-    history,
-    show,
-    compare,
-    judge,
-    context,
-    notes,
-    clean,
-    registries,
-    completion,
+VERBS = {
+    "validate": ("run.validate", "check a config"),
+    "run": ("run.run", "run an experiment"),
+    "status": ("control.status", "is it running, how far is it, is it stuck"),
+    "logs": ("control.logs", "what the process of an experiment wrote"),
+    "stop": ("control.stop", "let an experiment end after its current step"),
+    "benchmark": ("scoring.benchmark", "score a model on a suite"),
+    "eval": ("scoring.evaluation", "evaluate a checkpoint"),
+    "data": ("data.data", "datasets and benchmarks by id and name"),
+    "backend": ("models.backend", "try a backend"),
+    "model": ("models.model", "models on this machine"),
+    "engine": ("models.engine", "the local engine as a server"),
+    "serve": ("models.serve", "a model or a checkpoint as an OpenAI-compatible endpoint"),
+    "verifier": ("grading.verifier", "try a benchmark's verifiers"),
+    "rollouts": ("rollouts.rollouts", "what the model said, task by task"),
+    "regrade": ("grading.regrade", "grade stored rollouts anew, without asking the model again"),
+    "history": ("history.history", "experiments that were run here, newest first"),
+    "show": ("history.show", "one experiment: hypothesis, arms, scores, conclusions"),
+    "compare": ("history.compare", "experiments side by side, with a paired verdict"),
+    "judge": ("history.judge", "judge a finished experiment again, against another baseline arm"),
+    "context": ("history.context", "what to know before the next experiment, within a token budget"),
+    "invalidate": ("records.invalidate", "take an experiment out of the count, with a reason"),
+    "conclude": ("records.conclude", "add a conclusion of your own to an experiment"),
+    "clean": ("records.clean", "list files that nothing needs any more, and delete them on request"),
+    "list": ("registries.list_kinds", "what can be named in a config"),
+    "schema": ("registries.schema", "what an extension's params, or the whole YAML, may hold"),
+    "completion": ("completion.completion", "shell completion"),
+}
+"""Verb -> where it lives, and its line in `evsys --help`, which is written without importing it."""
+
+
+class Evsys(VerbGroup):
+    """The verbs above, each imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, _, name = VERBS[cmd_name][0].partition(".")
+        command: click.Command = getattr(import_module(f"evsys_sdk.cli.{module}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+evsys = click.version_option(__version__, message="evsys %(version)s")(
+    Evsys(
+        "evsys",
+        help="One strict YAML describes an LLM training experiment; evsys runs it and says what it showed.",
+        epilog="Exit codes: 0 all well, 1 bad input, 2 a run did not complete.",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
 )
 
 
-class WrongCommandLine(SystemExit):
-    """A command line that cannot be read; the message is on stderr."""
-
-    def __init__(self, message: str):
-        super().__init__(EXIT_BAD_INPUT)
-        self.message = message
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with our exit code for a wrong command line."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.print_usage(sys.stderr)
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        raise WrongCommandLine(f"{self.prog}: {message}")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="evsys",
-        description="One strict YAML describes an LLM training experiment; evsys runs it and says what it showed.",
-        epilog="Exit codes: 0 all well, 1 bad input, 2 a run did not complete.",
-    )
-    parser.add_argument("--version", action="version", version=f"evsys {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="<verb>", parser_class=Parser)
-    for module in VERBS:
-        module.add_parser(verbs)
-    return parser
+def parse(words: Sequence[str]) -> click.Context:
+    """The verb that `words` name with its parameters (`.params`); nothing is run."""
+    ctx = evsys.make_context("evsys", list(words), obj=list(words))
+    while isinstance(ctx.command, click.Group):
+        # click 8 keeps the subcommand's name apart from the other words; click 9 will not.
+        name, command, rest = ctx.command.resolve_command(ctx, [*getattr(ctx, "_protected_args", []), *ctx.args])
+        assert command is not None  # resolve_command raises for an unknown one
+        ctx = command.make_context(name, rest, parent=ctx)
+    return ctx
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; every mistake a user can make ends in a message and an exit code, not a traceback."""
+    from evsys_sdk.format import guarded_streams
     from evsys_sdk.redaction import learn_from_words
-    from evsys_sdk.terminal import guarded_streams
 
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        atexit.register(ignore_signals)  # first in, so last of all exit handlers
     learn_from_words(words)
-    with guarded_streams():
-        try:
-            return _main(words)
-        except Exception:  # a bug of ours: its traceback may hold a key, or text of a model
-            traceback.print_exc()
-            return EXIT_BAD_INPUT
+    try:
+        with guarded_streams():
+            try:
+                code = run_words(words)
+            except Exception:  # a bug of ours: its traceback may hold a key, or text of a model
+                traceback.print_exc()
+                code = EXIT_BAD_INPUT
+        if argv is None:
+            keep_exit_code(code)
+    except KeyboardInterrupt:  # after the verb had done its work
+        return EXIT_RUN_FAILED
+    return code
 
 
-def _main(words: list[str]) -> int:
-    from evsys_sdk.errors import EvsysError, RecordLost
+def keep_exit_code(code: int) -> None:
+    """Let a late Ctrl-C end the process at once, but with the exit code of the command, which is done: while Python
+    shuts down, a KeyboardInterrupt would replace it."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the reader may have gone
+            stream.flush()
+    signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+
+
+def ignore_signals() -> None:
+    # From here on Python takes its own handlers away, and the kernel's default would kill the process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run_words(words: list[str]) -> int:
+    from evsys_sdk.errors import READABLE, RecordLost
     from evsys_sdk.logs import configure_logger
 
-    parser = build_parser()
+    path: str | None = None
     try:
-        args = parser.parse_args(words)
-    except WrongCommandLine as exc:
+        ctx = parse(words)
+        path = ctx.params.get("path")
+        configure_logger(quiet=bool(ctx.params.get("quiet")))
+        with ctx:
+            return int(ctx.command.invoke(ctx))
+    except click.exceptions.Exit as exc:  # --help, --version
+        return exc.exit_code
+    except click.exceptions.NoArgsIsHelpError as exc:
+        if exc.ctx is None or exc.ctx.parent is None:
+            print(exc.message)
+            return EXIT_OK
+        print(exc.message, file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except click.UsageError as exc:
+        message = usage_message(exc)
+        print(f"{exc.ctx.get_usage()}\n{message}" if exc.ctx else message, file=sys.stderr)
         if "--json" in words:
-            _print_refusal(exc.message)
-        raise
-    args.argv = words
-    if not getattr(args, "run", None):
-        parser.print_help()
-        return EXIT_BAD_INPUT if args.verb else 0
-    try:
-        configure_logger(quiet=getattr(args, "quiet", False))
-        return int(args.run(args))
-    except EvsysError as exc:
+            print_refusal(message)
+        return EXIT_BAD_INPUT
+    except READABLE as exc:
         print(exc, file=sys.stderr)
-        if getattr(args, "json", False):
-            _print_refusal(str(exc), exc.problems, path=getattr(args, "path", None))
+        if "--json" in words:
+            print_refusal(str(exc), getattr(exc, "problems", ()), path=path)
         return EXIT_RUN_FAILED if isinstance(exc, RecordLost) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_RUN_FAILED
     except BrokenPipeError:  # the reader (head, less) has gone
+        # Python flushes stdout once more when it ends, and would meet the closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return EXIT_OK
 
 
-def _print_refusal(error: str, problems: Sequence[Problem] = (), *, path: str | None = None) -> None:
+def usage_message(exc: click.UsageError) -> str:
+    """`evsys run: '--stps' is not an option; closest: --steps; known: ...`."""
+    from evsys_sdk.errors import not_known
+
+    ctx, text = exc.ctx, exc.format_message()
+    if ctx is None:
+        return f"evsys: {text}"
+    if isinstance(exc, click.exceptions.NoSuchCommand) and isinstance(ctx.command, click.Group):
+        text = not_known(exc.command_name, "command", ctx.command.list_commands(ctx))
+    elif isinstance(exc, click.NoSuchOption):
+        options = [name for param in ctx.command.get_params(ctx) for name in param.opts if name.startswith("--")]
+        text = not_known(exc.option_name, "option", options)
+    elif isinstance(exc, click.BadParameter) and exc.param and isinstance(exc.param.type, click.types.IntParamType):
+        # click says `0 is not in the range x>=1` and `'x' is not a valid integer range`.
+        value = exc.message.partition(" is not ")[0]
+        lowest = getattr(exc.param.type, "min", None)
+        wanted = "a whole number" if lowest is None else f"a whole number of at least {lowest}"
+        text = f"{exc.param.opts[0]} is {value}; give {wanted}"
+    return f"{ctx.command_path}: {text}"
+
+
+def print_refusal(error: str, problems: Sequence[Problem] = (), *, path: str | None = None) -> None:
     """What `--json` says of a refusal, whatever the verb: the message, its places as records, the file it is about."""
     from dataclasses import asdict
 
-    from evsys_sdk.cli.data import print_json
+    from evsys_sdk.cli.output import print_json
 
     about = {} if path is None else {"path": path}
     print_json({"ok": False, **about, "error": error, "problems": [asdict(problem) for problem in problems]})

@@ -12,22 +12,30 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
+from evsys_sdk.format import harmless, score_text
 from evsys_sdk.score_names import readings_of, score_key, suite_label
-from evsys_sdk.terminal import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+    from evsys_sdk.experiment.experiment import Experiment
+    from evsys_sdk.protocols import EvalResult, RunContext, RunResult
 
 PLAIN_INTERVAL_SECONDS = 2.0
 ENDED = ("completed", "failed", "cancelled", "paused")
 SAID = 2
 """Lines of the experiment's own, such as what a search decided, that stay below the table."""
 LONGEST_NAME = 28
+SHORTEST_NAME = 9
+"""Columns that a name keeps on the narrowest terminal: four letters of both ends."""
 _BETWEEN = "_/=,:@ "
 """What separates the words of a name."""
 
 
 @dataclass(slots=True)
-class Line:
+class RunLine:
     """What is known of one run."""
 
     name: str
@@ -117,6 +125,11 @@ def short_names(names: Sequence[str], width: int = LONGEST_NAME) -> list[str]:
     return [_cut(f"{'…' if head else ''}{text}{'…' if tail else ''}", width) for text in inner]
 
 
+def fitting_names(names: Sequence[str], room: int) -> list[str]:
+    """The names as they are where the longest fits into `room` columns; else their short forms, cut to the room."""
+    return list(names) if max(map(len, names), default=0) <= room else short_names(names, max(room, SHORTEST_NAME))
+
+
 def _shared_start(names: Sequence[str]) -> str:
     first, last = min(names), max(names)  # in between the others lie
     same = next((place for place, letter in enumerate(first) if letter != last[place]), len(first))
@@ -131,12 +144,12 @@ def _cut(name: str, width: int) -> str:
     return f"{name[:left]}…{name[-(width - 1 - left) :]}"
 
 
-class Progress:
-    """A callback that keeps one `Line` per run; how they are shown is the subclass's."""
+class ProgressCallback:
+    """A callback that keeps one `RunLine` per run; subclasses show them."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, RunLine] = {}
         self.lock = threading.Lock()
         self.n_runs: int | None = None
         """All that there will be; None where a search decides."""
@@ -147,41 +160,41 @@ class Progress:
         self.done_before = 0.0
         """What earlier processes did, in runs."""
 
-    def _line(self, ctx: Any) -> Line:
+    def _line(self, ctx: RunContext) -> RunLine:
         with self.lock:
-            return self.lines.setdefault(ctx.run_id, Line(name=ctx.extras.get("run_name", ctx.run_id)))
+            return self.lines.setdefault(ctx.run_id, RunLine(name=ctx.extras.get("run_name", ctx.run_id)))
 
-    def on_experiment_start(self, experiment: Any) -> None:
+    def on_experiment_start(self, experiment: Experiment) -> None:
         config = experiment.config
         self.name, self.began = config.name, time.monotonic()
         if not config.search:
             self.planned = [run.name for run in config.all_runs()] if config.n_repeats == 1 else []
             self.n_runs = len(config.all_runs()) * config.n_repeats
 
-    def doing(self, ctx: Any, what: str) -> None:
+    def doing(self, ctx: RunContext, what: str) -> None:
         """The run has begun with something: loading its model, scoring."""
         line = self._line(ctx)
         line.status = what
         self._changed(ctx, line, always=True)
 
-    def on_run_start(self, ctx: Any) -> None:
+    def on_run_start(self, ctx: RunContext) -> None:
         line = self._line(ctx)
         line.status = "preparing"
         self.changed(line, always=True)
 
-    def on_train_start(self, ctx: Any, total_steps: int | None) -> None:
+    def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
         line = self._line(ctx)
         line.total, line.status = total_steps, "training"
         line.begin(time.monotonic())
         self._changed(ctx, line)
 
-    def on_step(self, ctx: Any, step: int, metrics: dict[str, float]) -> None:
+    def on_step(self, ctx: RunContext, step: int, metrics: dict[str, float]) -> None:
         line = self._line(ctx)
         before = line.share
         line.step, line.loss = step, metrics.get("loss", line.loss)
         line.first_loss = line.loss if line.first_loss is None else line.first_loss
         line.reward = metrics.get("reward/mean", line.reward)
-        if ctx.retelling:
+        if ctx.replaying:
             line.begin(time.monotonic())
             with self.lock:
                 self.done_before += line.share - before
@@ -189,28 +202,35 @@ class Progress:
             line.status = "training"
         self._changed(ctx, line)
 
-    def on_train_end(self, ctx: Any, metrics: dict[str, float]) -> None:
+    def on_train_end(self, ctx: RunContext, metrics: dict[str, float]) -> None:
         self._line(ctx).status = "scoring"
 
-    def on_eval(self, ctx: Any, result: Any) -> None:
+    def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
         line = self._line(ctx)
-        success = _success_metric(ctx)
+        metadata = getattr(getattr(ctx, "config", None), "metadata", None)
+        success_metric = getattr(metadata, "success_metric", None)
+        success = None if success_metric is None else str(success_metric.name)
         scores = [score for score in result.scores if score.value is not None]
         own = [score for score in scores if is_named(success, result, score.metric)]
         for score in (own or scores)[:1]:
             if line.is_success and (not own or (result.split == "test" and line.split != "test")):
                 break  # another benchmark's score does not take the place of the one that counts
-            at = "" if result.step is None else " untrained" if result.step == 0 else f" at step {result.step}"
+            before = " before training" if getattr(result, "start", "") else " untrained"
+            at = "" if result.step is None else before if result.step == 0 else f" at step {result.step}"
             label = suite_label(result.split, result.name)
-            rows = " (training rows)" if getattr(result, "on_training_rows", False) else ""
+            errors = getattr(score, "n_errors", 0)
+            marks = [f"{errors:,} error{'' if errors == 1 else 's'}"] if errors else []
+            marks += [result.training_mark] if getattr(result, "training_mark", "") else []
+            rows = f" ({'; '.join(marks)})" if marks else ""
             line.is_success, line.metric, line.split = bool(own), score.metric, result.split
-            line.score = f"{label} {score.metric} {score.value:.3f}{at}{rows}"
-            line.value = f"{score.value:.3f}{at.replace(' at step ', ' @')}"
+            value = score_text(score.value)
+            line.score = f"{label} {score.metric} {value}{at}{rows}"
+            line.value = f"{value}{at.replace(' at step ', ' @')}"
         self._changed(ctx, line, always=True)
 
-    def on_run_end(self, ctx: Any, result: Any) -> None:
+    def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         line = self._line(ctx)
-        # Whether it goes on, the search has yet to decide.
+        # The search has yet to decide whether it resumes.
         line.status = "paused" if result.status == "pruned" else result.status
         self.changed(line, always=True)
 
@@ -228,6 +248,7 @@ class Progress:
         parts += [f"{failed} failed"] if failed else []
         parts.append(f"{len(lines) - done} running")
         finished = sum(line.share for line in lines)
+        # What earlier processes did took none of the time since `began`, and would make the rest look short.
         gained = finished - self.done_before
         if total and gained > 0 and finished < total:
             parts.append(f"{duration((now - self.began) / gained * (total - finished))} left")
@@ -235,32 +256,26 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of the experiment's own, such as what a search decided."""
-        self.stream.write(f"{visible(text)}\n")  # in one piece: runs speak at the same time
+        self.stream.write(f"{harmless(text)}\n")  # in one piece: runs speak at the same time
         self.stream.flush()
 
-    def _changed(self, ctx: Any, line: Line, *, always: bool = False) -> None:
-        if not ctx.retelling:  # what an earlier attempt did is no news
+    def _changed(self, ctx: RunContext, line: RunLine, *, always: bool = False) -> None:
+        if not ctx.replaying:  # what an earlier attempt did is no news
             self.changed(line, always=always)
 
-    def changed(self, line: Line, *, always: bool = False) -> None:
+    def changed(self, line: RunLine, *, always: bool = False) -> None:
         raise NotImplementedError
 
 
-def _success_metric(ctx: Any) -> str | None:
-    metadata = getattr(getattr(ctx, "config", None), "metadata", None)
-    success = getattr(metadata, "success_metric", None)
-    return None if success is None else str(success.name)
-
-
-def is_named(success: str | None, result: Any, metric: str) -> bool:
+def is_named(success: str | None, result: EvalResult, metric: str) -> bool:
     """Whether the success metric (`pass@1`, `val.pass@1`, `val/tools/pass@1`) means this metric of this evaluation."""
     return success is not None and bool(readings_of(success, score_key(result.split, result.name, metric)))
 
 
-class PlainProgress(Progress):
+class PlainProgress(ProgressCallback):
     """A line per run every few seconds, and at every event that matters."""
 
-    def changed(self, line: Line, *, always: bool = False) -> None:
+    def changed(self, line: RunLine, *, always: bool = False) -> None:
         now = time.monotonic()
         if not always and now - line.printed < PLAIN_INTERVAL_SECONDS and line.step != line.total:
             return
@@ -278,19 +293,19 @@ class StampedProgress(PlainProgress):
         super().say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-class LiveProgress(Progress):
+class LiveProgress(ProgressCallback):
     """A table that rich redraws a few times a second; changes need no work of ours."""
 
     def __init__(self, stream: TextIO):
         super().__init__(stream)
         self.said: list[str] = []
 
-    def changed(self, line: Line, *, always: bool = False) -> None: ...
+    def changed(self, line: RunLine, *, always: bool = False) -> None: ...
 
     def say(self, text: str) -> None:
-        self.said.append(visible(text))
+        self.said.append(harmless(text))
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.table import Table
         from rich.text import Text
 
@@ -308,20 +323,25 @@ class LiveProgress(Progress):
         room = max(3, console.height - 4 - len(said))
         shown = ranked[:room]
         every = list(dict.fromkeys([*self.planned, *(line.name for line in lines)]))
-        names = dict(zip(every, short_names(every), strict=True))
         metrics = {line.metric for line in shown if line.metric}
         table = Table(box=None, pad_edge=False, padding=(0, 1), expand=False)
-        for title in ("run", "doing", "step", "learning", metrics.pop() if len(metrics) == 1 else "score", "left"):
-            table.add_column(visible(title), justify="right" if title in ("step", "left") else "left", no_wrap=True,
-                             overflow="ellipsis")  # fmt: skip
+        titles = ("run", "doing", "step", "learning", metrics.pop() if len(metrics) == 1 else "score", "left")
+        for title in titles:
+            side: Literal["left", "right"] = "right" if title in ("step", "left") else "left"
+            table.add_column(Text(harmless(title)), justify=side, no_wrap=True, overflow="ellipsis")
         alone = len({line.metric for line in shown if line.metric}) < 2
+        rows = []
         for line in shown:
             step = f"{line.step} of {line.total}" if line.total else str(line.step or "")
             score = line.value if alone else f"{line.metric} {line.value}"
             seconds = line.seconds_left(now)
-            cells = [names[line.name], line.status, step, line.learning, score]
-            cells.append("" if seconds is None else duration(seconds))
-            table.add_row(*(Text(visible(cell), overflow="ellipsis", no_wrap=True) for cell in cells))
+            rows.append([line.status, step, line.learning, score, "" if seconds is None else duration(seconds)])
+        # 2: the padding of a column, one on each side.
+        taken = sum(2 + max(map(len, column)) for column in zip(titles[1:], *rows, strict=True))
+        names = dict(zip(every, fitting_names(every, width - taken), strict=True))
+        for line, row in zip(shown, rows, strict=True):
+            cells = [names[line.name], *row]
+            table.add_row(*(Text(harmless(cell), overflow="ellipsis", no_wrap=True) for cell in cells))
         yield table
         rest = Counter(line.status for line in ranked[room:])
         if rest:
@@ -332,14 +352,14 @@ class LiveProgress(Progress):
 
 
 @contextmanager
-def progress_display(stream: TextIO, *, live: bool) -> Iterator[Progress]:
+def progress_display(stream: TextIO, *, live: bool) -> Iterator[ProgressCallback]:
     """The display that fits `stream`; a live one is cleared at the end, since the summary says it all."""
     if not (live and stream.isatty()):
         yield PlainProgress(stream)
         return
     from rich.live import Live
 
-    from evsys_sdk.terminal import console_for
+    from evsys_sdk.format import console_for
 
     progress = LiveProgress(stream)
     with Live(progress, console=console_for(stream), refresh_per_second=8, transient=True):

@@ -2,125 +2,186 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+import click
+
+from evsys_sdk.cli.options import verb
+from evsys_sdk.cli.output import print_json, print_table, prints_to_stderr
 from evsys_sdk.constants import EXIT_OK
 
-
-def add_parser(verbs: Any) -> None:
-    listing = verbs.add_parser(
-        "list",
-        help="what can be named in a config",
-        description="List the registries, or one of them: evsys list algorithms.",
-    )
-    listing.add_argument("registry", nargs="?", help="only this registry, e.g. algorithms (or algorithm)")
-    listing.add_argument("--kind", help="only this registry; the same as the argument")
-    listing.add_argument("--config", metavar="FILE", help="import this config's own extensions first")
-    listing.add_argument("--json", action="store_true", help="print as JSON")
-    listing.set_defaults(run=list_kinds)
-    schema = verbs.add_parser(
-        "schema",
-        help="what an extension's params, or the whole YAML, may hold",
-        description="Show the params of an extension with type, default and description; `evsys schema config` shows "
-        "the whole YAML. Without arguments: what can be shown. A table on a terminal, JSON schema elsewhere.",
-    )
-    schema.add_argument("kind", nargs="?", help="a registry (algorithm, backend, ...), or `config`")
-    schema.add_argument("name", nargs="?", help="the extension; without it all of the registry")
-    schema.add_argument("--config", metavar="FILE", help="import this config's own extensions first")
-    form = schema.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON schema, on a terminal too")
-    form.add_argument("--table", action="store_true", help="print a table, in a pipe too")
-    schema.set_defaults(run=print_schema)
+config_option = click.option("--config", metavar="FILE", help="import this config's own extensions first")
+BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
-def list_kinds(args: argparse.Namespace) -> int:
+def complete_registries(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from evsys_sdk.registry import REGISTRIES
+
+    return [found.plural for found in REGISTRIES.values() if found.plural.startswith(incomplete)]
+
+
+def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from evsys_sdk.registry import REGISTRIES
+
+    return [kind for kind in [*REGISTRIES, "config"] if kind.startswith(incomplete)]
+
+
+def complete_extensions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from evsys_sdk.registry import REGISTRIES
+
+    found = REGISTRIES.get(str(ctx.params.get("kind")))
+    return [name for name in found.names() if name.startswith(incomplete)] if found else []
+
+
+@verb("list")
+@click.argument(
+    "registry", required=False, shell_complete=complete_registries, help="only this one, e.g. algorithms (or algorithm)"
+)
+@click.option("--kind", shell_complete=complete_registries, help="only this registry; like the argument")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="print as JSON")
+def list_kinds(registry: str | None, kind: str | None, config: str | None, as_json: bool) -> int:
+    """List the registries, or one of them: evsys list algorithms."""
     from evsys_sdk.errors import EvsysError
     from evsys_sdk.registry import REGISTRIES, load_all, registry_for
 
-    if args.registry and args.kind and registry_for(args.registry) is not registry_for(args.kind):
-        raise EvsysError(f"evsys list {args.registry} --kind {args.kind} names two registries; name one")
-    _import_from(args.config)
+    if registry and kind and registry_for(registry) is not registry_for(kind):
+        raise EvsysError(f"evsys list {registry} --kind {kind} names two registries; name one")
+    _import_from(config)
     load_all()
-    named = args.registry or args.kind
+    named = registry or kind
     chosen = [registry_for(named)] if named else list(REGISTRIES.values())
-    if args.json:
-        print(json.dumps({found.plural: found.names() for found in chosen}, indent=2))
+    if as_json:
+        print_json({found.plural: found.names() for found in chosen})
         return EXIT_OK
     for found in chosen:
-        print(f"{found.plural}")
+        print(found.plural)
         for name in found.names():
-            target = found.entries[name].target
-            about = (target.__doc__ or "").strip().split("\n")[0]
-            origin = found.entries[name].origin
-            foreign = "" if origin.startswith("evsys_sdk.") else f"  [{origin}]"
-            print(f"  {name:<20} {about}{foreign}".rstrip())
+            entry = found.entries[name]
+            foreign = "" if entry.origin.startswith("evsys_sdk.") else f"  [{entry.origin}]"
+            print(f"  {name:<20} {first_sentence(entry.target.__doc__)}{foreign}".rstrip())
         for name, reason in found.broken.items():
             print(f"  {name:<20} broken entry point: {reason}", file=sys.stderr)
     return EXIT_OK
 
 
-def print_schema(args: argparse.Namespace) -> int:
-    from evsys_sdk.registry import registry_for
+def first_sentence(docstring: str | None) -> str:
+    """The first sentence of a docstring, which may run over several lines, on one line."""
+    paragraph = " ".join((docstring or "").strip().split("\n\n")[0].split())
+    return re.split(r"(?<=[.!?]) (?=[A-Z`])", paragraph, maxsplit=1)[0]
 
-    _import_from(args.config)
-    as_table = args.table or (sys.stdout.isatty() and not args.json)
-    if args.kind is None:
-        return _print_what_there_is(as_table=as_table)
-    if args.kind == "config":
-        from evsys_sdk.config.models import ExperimentConfig
-        from evsys_sdk.config.schema import described_schema
+
+@verb("schema")
+@click.argument(
+    "kind", required=False, shell_complete=complete_kinds, help="a registry (algorithm, backend, ...), or `config`"
+)
+@click.argument(
+    "name", required=False, shell_complete=complete_extensions, help="the extension; without it all of the registry"
+)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="print JSON schema, on a terminal too")
+@click.option("--table", is_flag=True, help="print a table, in a pipe too")
+def schema(kind: str | None, name: str | None, config: str | None, as_json: bool, table: bool) -> int:
+    """Show the params of an extension with type, default and description; `evsys schema config` shows the whole YAML.
+    Without arguments: what can be shown. A table on a terminal, JSON schema elsewhere."""
+    from evsys_sdk.registry import REGISTRIES, load_all, registry_for
+
+    if as_json and table:
+        raise click.UsageError("--json and --table exclude each other; keep one")
+    _import_from(config)
+    as_table = table or (sys.stdout.isatty() and not as_json)
+    if kind is None:
+        load_all()
+        names = {found.kind: found.names() for found in REGISTRIES.values()}
+        if not as_table:
+            print_json({"config": [], **names})
+            return EXIT_OK
+        print_table(["kind", "names"], [["config", "the whole YAML"], *([key, ", ".join(names[key])] for key in names)])
+        print("next: evsys schema config, evsys schema <kind>, evsys schema <kind> <name>")
+        return EXIT_OK
+    if kind == "config":
+        from evsys_sdk.config.schema import ExperimentConfig
+        from evsys_sdk.explain import described_schema
 
         schemas, about = {"config": described_schema(ExperimentConfig)}, {"config": ""}
     else:
-        found = registry_for(args.kind)
-        schemas = {name: found.schema(name) for name in ([args.name] if args.name else found.names())}
-        about = {name: (found.get(name).__doc__ or "").strip() for name in schemas}
+        registry = registry_for(kind)
+        schemas = {key: registry.schema(key) for key in ([name] if name else registry.names())}
+        about = {key: (registry.get(key).__doc__ or "").strip() for key in schemas}
     if not as_table:
-        print(json.dumps(next(iter(schemas.values())) if args.name or args.kind == "config" else schemas, indent=2))
+        print(json.dumps(next(iter(schemas.values())) if name or kind == "config" else schemas, indent=2))
         return EXIT_OK
-    for name, schema in schemas.items():
-        _print_table(name, schema, about=" ".join(about[name].split("\n\n")[0].split()), titled=len(schemas) > 1)
+    for key, found in schemas.items():
+        text = " ".join(about[key].split("\n\n")[0].split())
+        if len(schemas) > 1 or text:
+            print(f"{key}: {text}" if text else key)
+        rows = list(schema_rows(found, found.get("$defs", {})))
+        if rows:
+            print_table(["key", "type", "default", "description"], rows)
+        else:
+            print("  takes no params")
+        if len(schemas) > 1:
+            print()
     return EXIT_OK
-
-
-def _print_what_there_is(*, as_table: bool) -> int:
-    from evsys_sdk.cli.data import print_table
-    from evsys_sdk.registry import REGISTRIES, load_all
-
-    load_all()
-    names = {found.kind: found.names() for found in REGISTRIES.values()}
-    if not as_table:
-        print(json.dumps({"config": [], **names}, indent=2))
-        return EXIT_OK
-    rows = [["config", "the whole YAML"], *([kind, ", ".join(found)] for kind, found in names.items())]
-    print_table(["kind", "names"], rows)
-    print("next: evsys schema config, evsys schema <kind>, evsys schema <kind> <name>")
-    return EXIT_OK
-
-
-def _print_table(name: str, schema: dict[str, Any], *, about: str, titled: bool) -> None:
-    from evsys_sdk.cli.data import print_table
-    from evsys_sdk.cli.schema_table import HEADER, schema_rows
-
-    if titled or about:
-        print(f"{name}: {about}" if about else name)
-    rows = schema_rows(schema)
-    if rows:
-        print_table(HEADER, rows)
-    else:
-        print("  takes no params")
-    if titled:
-        print()
 
 
 def _import_from(config: str | None) -> None:
     if config is not None:
-        from evsys_sdk.cli.streams import prints_to_stderr
-        from evsys_sdk.config.files import load_yaml
+        from evsys_sdk.config.load import load_yaml
         from evsys_sdk.config.project import import_extensions
 
         with prints_to_stderr():
             import_extensions(load_yaml(config))
+
+
+# A JSON schema as a table that people read: a row per key with its dotted path, type, default and description.
+
+
+def schema_rows(
+    schema: dict[str, Any], parts: dict[str, Any], prefix: str = "", within: tuple[str, ...] = ()
+) -> Iterator[list[str]]:
+    """One row per key, nested ones by their dotted path; `parts` are the schema's `$defs`."""
+    required = set(schema.get("required", []))
+    for name, field in schema.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        default = "required" if name in required else _short(field["default"]) if "default" in field else ""
+        text = " ".join(str(field.get("description") or "").split())
+        yield [path, _type(field), default, text]
+        for suffix, ref in _nested(field):
+            if ref in parts and ref not in within:  # a model may hold itself
+                yield from schema_rows(parts[ref], parts, f"{path}{suffix}.", (*within, ref))
+
+
+def _nested(field: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The models that a field holds: itself, in a list or in a mapping."""
+    for option in [field, *field.get("anyOf", []), *field.get("allOf", [])]:
+        if "$ref" in option:
+            yield "", option["$ref"].rpartition("/")[2]
+        for key, suffix in (("items", "[]"), ("additionalProperties", ".<name>")):
+            inner = option.get(key)
+            if isinstance(inner, dict):
+                yield from ((suffix + rest, ref) for rest, ref in _nested(inner))
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " | ".join(dict.fromkeys(_type(option) for option in field["anyOf"]))
+    if "$ref" in field or "allOf" in field:
+        return "mapping"
+    if "enum" in field:
+        return " | ".join(map(_short, field["enum"]))
+    if "const" in field:
+        return _short(field["const"])
+    kind = {"object": "mapping", "array": "list"}.get(str(field.get("type")), str(field.get("type") or "any"))
+    if kind == "list" and isinstance(field.get("items"), dict):
+        kind = f"list of {_type(field['items'])}"
+    bounds = " and ".join(f"{sign} {field[key]:g}" for key, sign in BOUNDS.items() if key in field)
+    return f"{kind} {bounds}" if bounds else kind
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, default=str)

@@ -1,114 +1,177 @@
-"""`evsys run`: train, score, conclude."""
+"""`evsys validate` and `evsys run`: is this config right; train, score, conclude."""
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
 import shlex
+import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.cli.flags import add_quiet_flag, positive
-from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
+import click
 
-if TYPE_CHECKING:
-    from evsys_sdk.cli.run_log import RunLog
-    from evsys_sdk.experiment import Experiment
-    from evsys_sdk.running.outcome import ExperimentResult
+from evsys_sdk.cli.options import POSITIVE, json_option, override_option, quiet_option, verb
+from evsys_sdk.cli.output import check_result_path, print_json, prints_to_stderr, short_path, write_result
+from evsys_sdk.constants import ENV_LAUNCH_FD, EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
 
 
-def add_parser(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "run",
-        help="run an experiment",
-        description="Run every arm and seed of a config. Results go to stdout, progress and logs to stderr.",
-        epilog="Exit codes: 0 all runs completed, 1 the config was refused, 2 a run did not complete.",
-    )
-    parser.add_argument("path", help="the YAML file")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write the JSON summary to FILE")
-    parser.add_argument("--dry", action="store_true", help="rehearse: 2 steps, 4 tasks, results under <output_dir>/dry")
-    parser.add_argument("--steps", type=positive, metavar="N", help="at most N training steps per run")
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="start every run again; without it, finished runs are reused and an interrupted run resumes from its last "
-        "checkpoint",
-    )
-    parser.add_argument(
-        "--fork", action="store_true", help="where the settings have changed since the launch, run a child experiment"
-    )
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=VALUE", help="override")
-    parser.add_argument("--strict", action="store_true", help="settings that nothing reads are errors")
-    parser.add_argument(
-        "--detach",
-        action="store_true",
-        help="run in a process of its own and print its launch record; see evsys status, logs and stop",
-    )
-    add_quiet_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print the summary (or the launch record) as JSON")
-    parser.set_defaults(run=run)
+@verb("validate")
+@click.argument("path", help="the YAML file")
+@click.option("--shallow", is_flag=True, help="check the structure only, not blocks, files and verifiers")
+@click.option("--deep", is_flag=True, help="the default; accepted for older scripts")
+@click.option("--no-code", is_flag=True, help="do not import the project's own code; what it registers is not checked")
+@click.option("--strict", is_flag=True, help="settings that nothing will read are errors")
+@override_option
+@json_option
+def validate(
+    path: str, shallow: bool, deep: bool, no_code: bool, strict: bool, overrides: tuple[str, ...], as_json: bool
+) -> int:
+    """Check a config and list its runs: structure, every kind/params block, data file, agent and verifier. This imports
+    the project's own code (`imports`, `src/`, agents, tools); --no-code does not."""
+    from evsys_sdk.checks.preflight import deep_warnings, ignored_settings, validate_yaml
+    from evsys_sdk.config.sweep import count_trials
 
-
-def run(args: argparse.Namespace) -> int:
-    from evsys_sdk.cli.detach import run_detached, starter_of_this
-
-    starter = starter_of_this()
-    if args.detach and starter is None:
-        return run_detached(args.argv, as_json=args.json)
-    from evsys_sdk.cli.run_log import RunLog
-
-    return _run_here(args, RunLog(["evsys", *args.argv], starter=starter))
-
-
-def _run_here(args: argparse.Namespace, log: RunLog) -> int:
-    from evsys_sdk.atomic import to_json
-    from evsys_sdk.cli.streams import check_result_path, write_result
-    from evsys_sdk.cli.summary import print_summary
-    from evsys_sdk.errors import ConfigError
-    from evsys_sdk.experiment import Experiment
-    from evsys_sdk.running.outcome import strict_problems, summarise
-    from evsys_sdk.running.resume_hint import resume_lines
-
-    if args.output:
-        check_result_path(args.output)
-    experiment = Experiment.from_yaml(args.path, overrides=args.overrides)
-    result = _result(experiment, args, log)
-    log.summary(result)
-    summary = to_json(summarise(result), indent=2)
-    if args.output:
-        write_result(args.output, summary + "\n")
-    if args.json and not args.detach:
-        print(summary)
-    elif not args.detach:
-        print_summary(result, brief=args.quiet)
-    for line in resume_lines(result.runs, log.command):
-        print(line, file=sys.stderr)
-    if not result.completed:
-        return EXIT_RUN_FAILED
-    if args.strict and result.unread_settings:
-        print(ConfigError(args.path, strict_problems(result, experiment.config)), file=sys.stderr)
-        return EXIT_BAD_INPUT
+    if shallow and deep:
+        raise click.UsageError("--shallow and --deep exclude each other; keep one")
+    run_code = not no_code
+    with prints_to_stderr():
+        config = validate_yaml(path, deep=not shallow, strict=strict, overrides=overrides, run_code=run_code)
+        # The runs of a search are not known before it has begun.
+        search = config.search if config.search is not None and config.search.kind != "grid" else None
+        runs = [] if search else [run.name for run in config.all_runs()]
+        ignored = ignored_settings(config) + ([] if shallow else deep_warnings(config, run_code=run_code))
+    if as_json:
+        print_json({"ok": True, "path": path, "runs": runs, "warnings": [asdict(problem) for problem in ignored]})
+        return EXIT_OK
+    what = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    if search is not None:
+        axes = f"{len(search.space)} setting{'' if len(search.space) == 1 else 's'}"
+        what = f"a search ({search.kind}) of {count_trials(search)} trials over {axes}"
+    print(f"{path}: ok, {what}{f' x {config.n_repeats} seeds' if config.n_repeats > 1 else ''}")
+    for name in runs:
+        print(f"  {name}")
+    for problem in ignored:
+        print(f"warning: line {problem.line or '?'}  {problem.path}   {problem.message}", file=sys.stderr)
     return EXIT_OK
 
 
-def _result(experiment: Experiment, args: argparse.Namespace, log: RunLog) -> ExperimentResult:
-    from evsys_sdk.config.names import REHEARSALS
-    from evsys_sdk.errors import RunLocked
-    from evsys_sdk.experiment import RunOptions
+@verb("run", epilog="Exit codes: 0 all runs completed, 1 the config was refused, 2 a run did not complete.")
+@click.argument("path", help="the YAML file")
+@click.option("-o", "--output", metavar="FILE", help="also write the JSON summary to FILE")
+@click.option("--dry", is_flag=True, help="rehearse: 2 steps, 4 tasks, results under <output_dir>/dry")
+@click.option("--steps", type=POSITIVE, metavar="N", help="at most N training steps per run")
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="start every run again; without it, finished runs are reused and an interrupted run resumes from its last "
+    "checkpoint",
+)
+@click.option("--fork", is_flag=True, help="where the settings have changed since the launch, run a child experiment")
+@override_option
+@click.option("--strict", is_flag=True, help="settings that nothing reads are errors")
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="run in a separate process and print its launch record; see evsys status, logs and stop",
+)
+@quiet_option
+@click.option("--json", "as_json", is_flag=True, help="print the summary (or the launch record) as JSON")
+@click.pass_obj
+def run(
+    words: list[str], path: str, output: str | None, dry: bool, steps: int | None, fresh: bool, fork: bool,
+    overrides: tuple[str, ...], strict: bool, detach: bool, quiet: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Run every arm and seed of a config. Results go to stdout, progress and logs to stderr."""
+    # Set in a process that `run_detached` started: where that one waits for the launch. Our children do not inherit it.
+    starter = int(text) if (text := os.environ.pop(ENV_LAUNCH_FD, None)) else None
+    if detach and starter is None:
+        return run_detached(words, as_json=as_json)
+    if starter is not None:
+        os.set_inheritable(starter, False)
+    from evsys_sdk.cli.run_log import RunLog
+    from evsys_sdk.cli.summary import print_summary
+    from evsys_sdk.config.sweep import REHEARSALS
+    from evsys_sdk.errors import ConfigError, RunLocked
+    from evsys_sdk.experiment.experiment import Experiment, RunOptions
+    from evsys_sdk.experiment.outcome import strict_problems, summarise
+    from evsys_sdk.files import to_json
+    from evsys_sdk.run.status import resume_lines, unscored_lines
 
-    with log.display(live=not args.json, quiet=args.quiet) as watchers:
+    log = RunLog(["evsys", *words], starter=starter)
+    if output:
+        check_result_path(output)
+    experiment = Experiment.from_yaml(path, overrides=overrides)
+    with log.display(live=not as_json, quiet=quiet) as watchers:
         options = RunOptions(
-            max_steps=args.steps,
-            dry=args.dry,
-            fresh=args.fresh,
-            fork=args.fork,
-            strict=args.strict,
+            max_steps=steps,
+            dry=dry,
+            fresh=fresh,
+            fork=fork,
+            strict=strict,
             watchers=watchers,
             launched=log.launched,
         )
         try:
-            return experiment.run(options)
+            result = experiment.run(options)
         except RunLocked as exc:
             config = experiment.config
-            ref = str(Path(config.output_dir) / REHEARSALS) if args.dry else config.name
+            ref = str(Path(config.output_dir) / REHEARSALS) if dry else config.name
             raise RunLocked(f"{exc}\nnext: evsys status {shlex.quote(ref)}") from None
+    log.summary(result)
+    summary = to_json(summarise(result).as_dict(), indent=2)
+    if output:
+        write_result(output, summary + "\n")
+    if as_json and not detach:
+        print(summary)
+    elif not detach:
+        print_summary(result, brief=quiet)
+    for line in [*unscored_lines(result.runs), *resume_lines(result.runs, log.command)]:
+        print(line, file=sys.stderr)
+    if not result.completed:
+        return EXIT_RUN_FAILED
+    if strict and result.unread_settings:
+        print(ConfigError(path, strict_problems(result, experiment.config)), file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return EXIT_OK
+
+
+def run_detached(words: Sequence[str], *, as_json: bool) -> int:
+    """Start `evsys` with these words in a new session, which neither a closed terminal nor the end of this
+    process reaches; wait until it has the experiment and print its launch record, or what it was refused with."""
+    reader, writer = os.pipe()
+    # -P: as for the `evsys` script, the current folder is no place to import from.
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "evsys_sdk.cli.main", *words],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=[writer],
+        env={**os.environ, ENV_LAUNCH_FD: str(writer)},
+    )
+    os.close(writer)
+    try:
+        from evsys_sdk.record.processes import reference_of  # while the other process starts
+
+        with os.fdopen(reader) as news:
+            launched = news.read()
+    except KeyboardInterrupt:
+        child.terminate()
+        raise
+    # The pipe was closed without a word: the command was refused, and has said why on the stderr that it shares.
+    if not launched and child.wait() > 0:
+        return child.returncode
+    if not launched:
+        print(f"the process ended before it was launched (signal {-child.returncode})", file=sys.stderr)
+        return EXIT_RUN_FAILED
+    launch = json.loads(launched)
+    if as_json:
+        print_json(launch)
+        return EXIT_OK
+    ref = reference_of(launch["experiment"], Path(launch["record"]))
+    print(f"{launch['experiment']}: launched as process {launch['pid']}")
+    if launch["log"]:
+        print(f"log: {short_path(Path(launch['log']))}")
+    print(f"next: evsys status {ref}, evsys logs {ref} -f, evsys stop {ref}")
+    return EXIT_OK

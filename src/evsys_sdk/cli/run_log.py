@@ -1,8 +1,8 @@
-"""What the process of `evsys run` writes, in `<output_dir>/<name>.log`, for whoever asks with `evsys logs`.
+"""What the process of `evsys run` writes, in `<output_dir>/<name>.log`, for `evsys logs`.
 
 In: the launch of an experiment. Out: a header per launch, stamped progress, the SDK's log lines and the summary. A
-detached process writes there and nowhere else: at its launch stdout and stderr become the log, and its starter is told.
-Before that its words are those of a command that was refused, and appear where that was typed.
+detached process writes only there: at its launch stdout and stderr become the log, and its starter gets the launch
+record. What it writes before that belongs to a command that was refused, and appears where the command was typed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.atomic import to_json
+from evsys_sdk.cli.output import prints_to_stderr
 from evsys_sdk.cli.progress import StampedProgress, progress_display
-from evsys_sdk.cli.streams import prints_to_stderr
+from evsys_sdk.experiment.registration import note_launch
+from evsys_sdk.files import to_json
+from evsys_sdk.format import GuardedStream
 from evsys_sdk.logs import ROOT, line_format
-from evsys_sdk.record.launch_record import Launch, log_of
-from evsys_sdk.running.registering import note_launch
-from evsys_sdk.terminal import GuardedStream
+from evsys_sdk.record.processes import ExperimentProcess, log_of
 
 if TYPE_CHECKING:
-    from evsys_sdk.config.models import ExperimentConfig
+    from evsys_sdk.config.schema import ExperimentConfig
 
 
 class _LogFile(io.RawIOBase):
-    """A file that nobody depends on: before it is open, and when the disk is full, what is written is lost."""
+    """A file that nothing depends on: before it is open, and when the disk is full, what is written is lost."""
 
     def __init__(self) -> None:
         self.descriptor: int | None = None
@@ -74,7 +74,7 @@ class RunLog:
 
     @contextmanager
     def display(self, *, live: bool, quiet: bool = False) -> Iterator[list[Any]]:
-        """What is told of the runs while they run: to the log, and to the terminal unless there is none."""
+        """Watchers that report the runs: to the log, and to the terminal unless there is none."""
         to_log = StampedProgress(self.stream)
         with prints_to_stderr() as stdout:
             self.outputs.append(stdout)
@@ -110,13 +110,14 @@ class RunLog:
         if self.starter is not None:
             self._leave(self.starter, launch)
 
-    def _leave(self, starter: int, launch: Launch) -> None:
-        """Let go of whatever stdout and stderr were, so that nobody waits for their end; then tell the starter."""
+    def _leave(self, starter: int, launch: ExperimentProcess) -> None:
+        """Close what stdout and stderr were, so that no process waits for their end; then send the launch record."""
         target = os.open(os.devnull, os.O_WRONLY) if self.file.descriptor is None else self.file.descriptor
         sys.stderr.flush()
+        # `prints_to_stderr` keeps stdout under a third number: with that copy open, a reader of stdout would wait on.
         for output in self.outputs:
             os.dup2(target, output)
-        with suppress(OSError), os.fdopen(starter, "w") as told:  # it may have gone; the run goes on
+        with suppress(OSError), os.fdopen(starter, "w") as told:  # it may have gone; the run continues
             told.write(to_json(asdict(launch)))
 
     def summary(self, result: Any) -> None:

@@ -12,18 +12,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from evsys_sdk.config.reading import Tracked
 
 JsonDict = dict[str, Any]
-UNION_TAGS = frozenset({"(text)", "(typed)", "(values)", "(range)"})
-"""What pydantic puts into the place of a mistake to say which form it took a value for that has several."""
 
 
-class Strict(Tracked, BaseModel):
-    """A config model: unknown keys are refused, and reads are noted (see `reading`)."""
+class Strict(BaseModel):
+    """A config model: unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", validate_default=False, protected_namespaces=())
 
 
 class Params(Tracked, BaseModel):
-    """Base for an extension's `Config`. Optional: any pydantic model works."""
+    """Base for an extension's `Config`. Optional: any pydantic model works. Reads are noted (see `reading`)."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 

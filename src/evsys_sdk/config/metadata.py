@@ -1,6 +1,6 @@
 """What an experiment says of itself: hypothesis, success metric, benchmarks.
 
-In: the `metadata` block of the YAML. Out: `Metadata` and its parts; keys that nobody typed stay free.
+In: the `metadata` block of the YAML. Out: `Metadata` and its parts; keys that are not declared stay free.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, fie
 
 from evsys_sdk.config.base import InferenceSpec, JsonDict, KindSpec, Name, Strict
 from evsys_sdk.protocols import EnvironmentSpec
+from evsys_sdk.registry import Direction, better_direction
 from evsys_sdk.score_names import score_key
 
 
@@ -23,7 +24,7 @@ class EnvironmentConfig(KindSpec):
         return EnvironmentSpec(kind=self.kind, params=dict(self.params))
 
 
-def as_environment(value: Any) -> Any:
+def as_environment(value: object) -> object:
     """`docker` is short for `{kind: docker}`."""
     return {"kind": value} if isinstance(value, str) else value
 
@@ -42,7 +43,7 @@ class HostedModel(InferenceSpec):
         return self.name or str(self.params.get("model") or self.kind)
 
 
-def _as_hosted_model(value: Any) -> Any:
+def _as_hosted_model(value: object) -> object:
     if not isinstance(value, str):
         return value
     kind, _, model = value.partition("/")  # names of models have slashes of their own
@@ -151,7 +152,7 @@ class BenchmarkEntry(Strict):
         return metrics
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, dict) else value
 
 
@@ -160,11 +161,16 @@ class SuccessMetric(Strict):
 
     name: Name
     """The metric; `val/tools/pass@1` or its last part."""
-    mode: Literal["max", "min"] = "max"
-    """Whether more or less is better; by default as the metric says."""
+    mode: Literal["max", "min"] | None = None
+    """Whether more or less is better; by default as the metric itself says: less of a loss, more of `pass@1`."""
+
+    @property
+    def direction(self) -> Direction:
+        """`mode`, or where it is not set the metric's own direction."""
+        return better_direction(self.name, self.mode)
 
 
-def as_success_metric(value: Any) -> Any:
+def as_success_metric(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -174,10 +180,15 @@ DIRECTIONS = {
 }
 
 
-def _as_direction(value: Any) -> Any:
+def _as_direction(value: object) -> object:
     """`higher` or `lower`, also where it was said in another word."""
     word = value.strip().lower() if isinstance(value, str) else value
     return next((meant for meant, words in DIRECTIONS.items() if word in words), value)
+
+
+def direction_word(mode: Direction) -> Literal["higher", "lower"]:
+    """`higher` where more is better."""
+    return "higher" if mode == "max" else "lower"
 
 
 class Prediction(Strict):
@@ -188,14 +199,16 @@ class Prediction(Strict):
     """Another arm, or `untrained`; by default the baseline arm."""
     metric: Name | None = None
     """By default the success metric."""
-    direction: Annotated[Literal["higher", "lower"], BeforeValidator(_as_direction)] = "higher"
+    direction: Annotated[Literal["higher", "lower"] | None, BeforeValidator(_as_direction)] = None
+    """Whether the arm's number is higher or lower; by default whichever of the two is better."""
     at_least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """By how much, in the metric's own unit: 0.05 is five points of pass@1."""
 
     def __str__(self) -> str:
         metric, vs = self.metric or "the success metric", self.vs or "the baseline arm"
         by = f" by at least {self.at_least:g}" if self.at_least else ""
-        return f"{metric} of {self.arm} is {self.direction} than that of {vs}{by}"
+        better = self.direction or (direction_word(better_direction(self.metric)) if self.metric else "better")
+        return f"{metric} of {self.arm} is {better} than that of {vs}{by}"
 
 
 class Hypothesis(Strict):
@@ -211,7 +224,7 @@ class Hypothesis(Strict):
         return f"{self.claim.rstrip()}\nPrediction: {self.prediction}{sure}"
 
 
-def _hypothesis_form(value: Any) -> str:
+def _hypothesis_form(value: object) -> str:
     return "(typed)" if isinstance(value, dict | Hypothesis) else "(text)"
 
 

@@ -1,8 +1,9 @@
-"""Notes which settings were read, so that a setting that nothing reads can be reported.
+"""Notes which params of an extension were read, so that one that nothing reads can be reported.
 
-In: config models. Out: the settings a user gave and no code looked at. Our own models inherit `Tracked`;
-`listening` gives an extension's plain pydantic `Config` the same ears. The notes lie in the instance's `__dict__`
-under a name that is no field, where pydantic's comparison and serialisation do not look.
+In: an extension's settings object. Out: the params that were given and that no code looked at. `Params` inherits
+`Tracked`; `track_reads` makes an extension's plain pydantic `Config` tracked too. The notes lie in the instance's
+`__dict__` under a name that is no field, where pydantic's comparison and serialisation do not look. Settings of the
+config itself are not tracked: `checks.preflight.ignored_settings` knows which have no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Tracked:
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
         if name in _WHOLE:
-            _note_all(self)  # who takes everything has read everything
+            _note_all(self)  # taking everything is reading everything
         elif name[0] != "_" and name in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
             object.__getattribute__(self, "__dict__").setdefault(_NOTES, set()).add(name)
         return value
@@ -39,22 +40,19 @@ def _note_all(model: Any) -> None:
 
 
 @cache
-def _tracking(config: type[BaseModel]) -> type[BaseModel]:
-    names = {"__module__": config.__module__, "__qualname__": config.__qualname__}
-    return type(config.__name__, (Tracked, config), names)
-
-
-@cache
-def listening(cls: type) -> type:
-    """`cls`, or where its `Config` does not note reads, the same class with one that does."""
+def track_reads(cls: type) -> type:
+    """`cls`, or where its `Config` does not note reads, a subclass with one that does."""
     config = getattr(cls, "Config", None)
     if not (isinstance(config, type) and issubclass(config, BaseModel)) or issubclass(config, Tracked):
         return cls
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "Config": _tracking(config)}
-    return type(cls.__name__, (cls,), names)
+    names = {"__module__": config.__module__, "__qualname__": config.__qualname__}
+    tracked = type(config.__name__, (Tracked, config), names)
+    return type(
+        cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "Config": tracked}
+    )
 
 
-def settings_of(extension: Any) -> BaseModel | None:
+def settings_of(extension: object) -> BaseModel | None:
     """The settings object that an extension keeps (usually as `cfg`), if it is one that notes its reads."""
     kept = vars(extension).values() if hasattr(extension, "__dict__") else ()
     config = getattr(type(extension), "Config", BaseModel)
@@ -62,7 +60,7 @@ def settings_of(extension: Any) -> BaseModel | None:
 
 
 def forget(model: BaseModel) -> None:
-    """Drop the notes of `model` and of the models inside it."""
+    """Drop the notes of `model` and of the models inside it, such as those of its validators."""
     fields = object.__getattribute__(model, "__dict__")
     fields.pop(_NOTES, None)
     for _, child in _children(fields):
@@ -84,10 +82,10 @@ def unread(model: BaseModel) -> Iterator[str]:
             yield from (f"{place}.{path}" for path in unread(child))
 
 
-def read(model: BaseModel, *, but: Collection[str] = ()) -> Iterator[str]:
-    """Dotted paths of fields that were given and read, `but` for these; other threads may be reading meanwhile."""
+def read(model: BaseModel) -> Iterator[str]:
+    """Dotted paths of fields that were given and read; other threads may be reading meanwhile."""
     fields = object.__getattribute__(model, "__dict__")
-    given = object.__getattribute__(model, "__pydantic_fields_set__") - set(but)
+    given = object.__getattribute__(model, "__pydantic_fields_set__")
     yield from sorted(given & set(fields.get(_NOTES, ())))
     for place, child in _children({name: fields[name] for name in given if name in fields}):
         yield from (f"{place}.{path}" for path in read(child))
@@ -103,10 +101,9 @@ def note_read(model: BaseModel, paths: Collection[str], *, inside: str = "") -> 
 
 
 def _children(fields: dict[str, Any]) -> Iterator[tuple[str, BaseModel]]:
+    """Tracked models inside; what is read of others is not known, so they count as a whole."""
     for name, value in list(fields.items()):
-        if isinstance(value, BaseModel):
-            yield name, value
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                if isinstance(item, BaseModel):
-                    yield f"{name}[{index}]", item
+        inside = enumerate(value) if isinstance(value, list) else ()
+        for place, item in [(name, value), *((f"{name}[{index}]", item) for index, item in inside)]:
+            if isinstance(item, Tracked) and isinstance(item, BaseModel):
+                yield place, item

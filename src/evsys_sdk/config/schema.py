@@ -1,69 +1,120 @@
-"""JSON schemas that explain themselves.
+"""What was asked: the YAML as typed, strict models. An unknown key is an error at every level.
 
-In: a pydantic model. Out: its JSON schema, in which the text under each field of the source is its description.
-Reading the source happens here, when somebody asks, and not when the models are loaded.
+In: plain dicts. Out: `ExperimentConfig` and its parts. Names, types and defaults are those of the published
+reference; what we added is said in the field's own line. `load` reads files, `sweep` expands sweeps, and
+`evsys_sdk.explain` words the mistakes.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
-import textwrap
-from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BeforeValidator, Field, model_validator
 
+from evsys_sdk.config.base import CallbackSpec, DataStoreSpec, JsonDict, LauncherSpec, LogStoreSpec, Name, Strict
+from evsys_sdk.config.metadata import Metadata
+from evsys_sdk.config.run_config import (
+    NEEDED_BY_SOURCE,
+    SOURCE_KEYS,
+    BudgetSpec,
+    ContinualConfig,
+    DataConfig,
+    EvalConfig,
+    MatrixSpec,
+    ModelConfig,
+    Range,
+    RunConfig,
+    SearchSpec,
+    Stage,
+)
+from evsys_sdk.config.sweep import expanded, sample_runs
 
-def described_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of `model`, with the fields' own words."""
-    schema: dict[str, Any] = model.model_json_schema()
-    parts = {part.__name__: part for part in _models_in(model, set())}
-    _describe(schema, model)
-    for name, definition in schema.get("$defs", {}).items():
-        if name in parts:
-            _describe(definition, parts[name])
-    return schema
+__all__ = [
+    "NEEDED_BY_SOURCE",
+    "SCHEMA_VERSION",
+    "SOURCE_KEYS",
+    "BudgetSpec",
+    "ContinualConfig",
+    "DataConfig",
+    "EvalConfig",
+    "ExperimentConfig",
+    "MatrixSpec",
+    "ModelConfig",
+    "Range",
+    "RunConfig",
+    "SearchSpec",
+    "Stage",
+]
 
-
-def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    texts = field_texts(model)
-    for name, field in schema.get("properties", {}).items():
-        if name in texts:
-            field.setdefault("description", texts[name])
-
-
-def field_texts(model: type[BaseModel]) -> dict[str, str]:
-    """The string that stands under each field in the source, for the model and what it inherits."""
-    texts: dict[str, str] = {}
-    for cls in reversed(model.__mro__):
-        if issubclass(cls, BaseModel) and cls is not BaseModel:
-            texts.update(_own_texts(cls))
-    return texts
-
-
-def _own_texts(cls: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # made in a shell, or no source at hand
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    found = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                found[field.target.id] = " ".join(text.value.value.split())
-    return found
+SCHEMA_VERSION = 1
 
 
-def _models_in(annotation: Any, seen: set[Any]) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if annotation in seen:
-            return
-        seen.add(annotation)
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from _models_in(field.annotation, seen)
-    for part in get_args(annotation):
-        yield from _models_in(part, seen)
+def _read_false_as_off(value: object) -> object:
+    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
+
+
+class ExperimentConfig(Strict):
+    """The root of the YAML."""
+
+    version: int = Field(default=SCHEMA_VERSION, ge=1)
+    """Of the schema; advisory. A newer one than this SDK knows is reported."""
+    name: Name
+    description: str = ""
+    """For people."""
+    output_dir: Name = "./outputs"
+    """The folder of all records."""
+    data_store: DataStoreSpec = Field(default_factory=DataStoreSpec)
+    """Where named data is read from."""
+    log_store: LogStoreSpec = Field(default_factory=LogStoreSpec)
+    """Where numbers per step are written to."""
+    run: RunConfig | None = None
+    """One run."""
+    runs: list[RunConfig] | None = Field(default=None, min_length=1)
+    """Several runs, each an arm."""
+    matrix: MatrixSpec | None = None
+    """A sweep: every combination of its axes is an arm."""
+    search: SearchSpec | None = None
+    """Instead of a fixed set of arms; its base is `base_run`, or `run`."""
+    base_run: JsonDict | None = None
+    """The matrix's base run may also stand here, beside it; that of a search does."""
+    callbacks: list[CallbackSpec] = Field(default_factory=list)
+    """Called at every event of a run."""
+    n_repeats: int = Field(default=1, ge=1, le=1000)
+    """Seeds per arm."""
+    base_seed: int | None = Field(default=None, ge=0, lt=2**63 - 1000)
+    """First seed of the repeats; by default each run's own `seed`."""
+    max_concurrent_arms: int = Field(default=1, ge=1)
+    """Runs at the same time."""
+    launcher: LauncherSpec = Field(default_factory=LauncherSpec)
+    """Where runs execute: `local`, in this process; `ray`, on a Ray cluster."""
+    budget: BudgetSpec | None = None
+    """A hard stop; what was trained and scored until then stays in the record."""
+    leakage: Annotated[Literal["error", "warn", "off"], BeforeValidator(_read_false_as_off)] = "warn"
+    """What to do when training rows hold tasks of a benchmark that the experiment or the workspace knows."""
+    imports: list[Name] | None = None
+    """Modules to import before look-ups. By default a `src/` package beside the config or at the project's root."""
+    parent_experiment_id: str | None = None
+    """The experiment that this one was made from."""
+    metadata: Metadata = Field(default_factory=Metadata)
+    """Hypothesis, success metric, benchmarks."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> ExperimentConfig:
+        given = [key for key in ("run", "runs", "matrix", "search") if getattr(self, key) is not None]
+        if given == ["run", "search"]:
+            if self.base_run is not None:
+                raise ValueError("a search has one base, and found run and base_run; keep one")
+            return self
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"exactly one of run, runs, matrix, search must be set; found {found}")
+        if self.base_run is not None and self.matrix is None and self.search is None:
+            raise ValueError("base_run belongs to matrix or search, and there is none")
+        return self
+
+    def all_runs(self) -> list[RunConfig]:
+        """Every arm, the sweep expanded; of a search that draws, runs that have each value of its space once."""
+        if self.search is not None:
+            return sample_runs(self)
+        config = expanded(self)
+        return [config.run] if config.run is not None else list(config.runs or [])

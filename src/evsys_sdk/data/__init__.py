@@ -3,3 +3,6 @@
 `sources` reads raw rows, `transforms` change them, `rows` does both in order; `stores` and `workspace` say where
 files lie.
 """
+
+EXTENSIONS = ("transforms", "sources", "stores")
+"""Modules of this room that register extensions."""

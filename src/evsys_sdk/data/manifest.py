@@ -1,25 +1,37 @@
-"""What the workspace knows of one stored file, and whether the file still is what it was.
+"""What the workspace stores: checked lines, and a manifest that vouches for them.
 
-In: `<id>.jsonl` and `<id>.manifest.json`. Out: a `Manifest`, or the reason why the file is not to be trusted.
-The manifest is written last: its `complete: true` vouches for the data beside it.
+In: a user's file, or what a remote source sends; `<id>.jsonl` and `<id>.manifest.json`. Out: clean lines, one JSON
+object each, as bytes; a `DatasetManifest`, or the reason why a stored file is not to be trusted. A line that is no row
+is named by file and number. JSONL lines keep their own spelling; only blank lines, line endings and a byte-order mark
+are dropped, so that they do not make a new version. The manifest is written last: its `complete: true` vouches for the
+data beside it.
 """
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from evsys_sdk.atomic import to_json, whole_file
-from evsys_sdk.errors import WorkspaceError
+from evsys_sdk.config.base import JsonDict
+from evsys_sdk.config.schema import DataConfig
+from evsys_sdk.data.columns import row_at
+from evsys_sdk.data.sources import as_rows, kind_of_file, open_source
+from evsys_sdk.data.stores import LocalDataStore
+from evsys_sdk.data_types import TargetFormat, detect_format, from_dict
+from evsys_sdk.errors import DataError, WorkspaceError, shorten
+from evsys_sdk.files import encode_row, open_bytes, parse_object, reason, to_json, whole_file
 
 Kind = Literal["dataset", "benchmark"]
 FOLDERS: dict[Kind, str] = {"dataset": "datasets", "benchmark": "benchmarks"}
@@ -65,7 +77,7 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class DatasetManifest:
     """One immutable version of a dataset or benchmark."""
 
     id: str
@@ -105,7 +117,7 @@ def is_safe_id(text: object) -> bool:
     return isinstance(text, str) and _SAFE_ID.fullmatch(text) is not None
 
 
-def read_manifest(path: Path, kind: Kind) -> Manifest:
+def read_manifest(path: Path, kind: Kind) -> DatasetManifest:
     """The manifest in `path`; a WorkspaceError says in half a sentence why there is none to trust."""
     try:
         data = json.loads(path.read_text("utf-8"))
@@ -116,29 +128,27 @@ def read_manifest(path: Path, kind: Kind) -> Manifest:
     if not isinstance(data, dict) or data.get("complete") is not True:
         raise WorkspaceError("its manifest lacks `complete: true`, so it was never finished")
     for key, wanted in _REQUIRED.items():
+        # Not isinstance, to which True is an int.
         if type(data.get(key)) is not wanted:
             raise WorkspaceError(f"its manifest has no {key!r} of type {wanted.__name__}")
     if data["kind"] != kind or path.name != f"{data['id']}.manifest.json":
         raise WorkspaceError(f"its manifest is that of {data['kind']} {data['id']!r}")
-    return _manifest(data)
-
-
-def _manifest(data: dict[str, Any]) -> Manifest:
-    told = {key: value for key, value in data["lineage"].items() if key in Lineage.__dataclass_fields__}
+    # `transforms_sha256` stands in the file and is no field: it is computed.
+    given = {key: value for key, value in data["lineage"].items() if key in Lineage.__dataclass_fields__}
     for key in ("parents", "transforms"):
-        told[key] = tuple(told.get(key) or ())
-    lineage = Lineage(**{"source": "", **told})
-    return Manifest(**{key: data[key] for key in _REQUIRED if key != "lineage"}, lineage=lineage)
+        given[key] = tuple(given.get(key) or ())
+    lineage = Lineage(**{"source": "", **given})
+    return DatasetManifest(**{key: data[key] for key in _REQUIRED if key != "lineage"}, lineage=lineage)
 
 
-def manifest_data(manifest: Manifest) -> dict[str, Any]:
+def manifest_data(manifest: DatasetManifest) -> JsonDict:
     """The manifest as plain data: what its file holds and `evsys data --json` prints."""
     data = dataclasses.asdict(manifest)
     data["lineage"]["transforms_sha256"] = manifest.lineage.transforms_sha256
     return data
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
+def write_manifest(path: Path, manifest: DatasetManifest) -> None:
     """Vouch for the data file, which must already be in place."""
     with whole_file(path) as handle:
         handle.write(to_json(manifest_data(manifest), indent=2).encode() + b"\n")
@@ -165,7 +175,7 @@ def tally(lines: Iterable[bytes], copy_to: IO[bytes] | None = None) -> Contents:
     return Contents(rows=rows, bytes=size, sha256=digest.hexdigest())
 
 
-def fault_of(manifest: Manifest, path: Path, *, thorough: bool = True) -> str | None:
+def fault_of(manifest: DatasetManifest, path: Path, *, thorough: bool = True) -> str | None:
     """What is wrong with the data file, or None. Not `thorough` looks at its size only."""
     try:
         size = path.stat().st_size
@@ -192,19 +202,66 @@ _measured: dict[tuple[int, ...], Contents] = {}
 def measure(path: Path) -> Contents:
     """Count and fingerprint a stored file. It is read in full the first time, and again only when touched."""
     with open(path, "rb") as handle:
+        # Of the handle, not of the path: the stamps must be those of the very file that is read.
         stat = os.fstat(handle.fileno())
         key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if key in _measured:
             return _measured[key]
-        contents = _measure(handle)
+        digest, rows, size = hashlib.sha256(), 0, 0
+        while block := handle.read(1 << 20):
+            digest.update(block)
+            rows, size = rows + block.count(b"\n"), size + len(block)
+    contents = Contents(rows=rows, bytes=size, sha256=digest.hexdigest())
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _STAMPS_SETTLE_NS:
         _measured[key] = contents
     return contents
 
 
-def _measure(handle: IO[bytes]) -> Contents:
-    digest, rows, size = hashlib.sha256(), 0, 0
-    while block := handle.read(1 << 20):
-        digest.update(block)
-        rows, size = rows + block.count(b"\n"), size + len(block)
-    return Contents(rows=rows, bytes=size, sha256=digest.hexdigest())
+def data_file(path: Path) -> Path:
+    """The file that `path` means: itself, or the `tasks.jsonl` of a benchmark's folder."""
+    tasks = path / "tasks.jsonl"
+    return tasks if path.is_dir() and tasks.is_file() else path
+
+
+def file_lines(path: Path, kind: Kind) -> Iterator[bytes]:
+    """The rows of a JSONL file, a `.json` list, a CSV or a Parquet file, as checked lines."""
+    if kind_of_file(path) != "jsonl":
+        source = open_source(DataConfig(source_kind=kind_of_file(path), path=str(path)), store=LocalDataStore())
+        for index, row in enumerate(as_rows(source.rows(), str(path))):
+            yield _checked(row, f"{path}: {row_at(index)}", kind)
+        return
+    with open_bytes(path) as handle:
+        try:
+            for number, raw in enumerate(handle, 1):
+                line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip()
+                if line:
+                    yield _checked(line, f"{path}:{number}", kind)
+        except (OSError, EOFError, zlib.error) as exc:  # a packed file that was cut short
+            raise DataError(f"{path}: cannot be read to its end: {reason(exc)}") from exc
+
+
+def stream_lines(items: Iterable[Mapping[str, Any] | bytes], what: str, kind: Kind) -> Iterator[bytes]:
+    """The rows a remote source sends as checked lines; byte chunks may be cut anywhere."""
+    number, rest = 0, b""
+    for item in itertools.chain(items, [b"\n"]):  # the line break ends a last line that has none
+        whole: list[Mapping[str, Any] | bytes] = [item] if not isinstance(item, bytes) else []
+        if isinstance(item, bytes):
+            *lines, rest = (rest + item).split(b"\n")
+            whole += filter(None, (line.strip() for line in lines))
+        for one in whole:
+            number += 1
+            yield _checked(one, f"{what}: row {number}", kind)
+
+
+def _checked(item: Mapping[str, Any] | bytes, place: str, kind: Kind) -> bytes:
+    """The row as a line of JSON; a row of a benchmark must be a task that can be verified."""
+    try:
+        row = parse_object(item) if isinstance(item, bytes) else dict(item)
+        if kind == "benchmark":
+            if detect_format(row) != TargetFormat.HARBOR_TASK:
+                keys = shorten(", ".join(map(str, row)), 100)
+                raise DataError(f"a benchmark's row needs `instruction` and `verifier`; this one has: {keys}")
+            from_dict(row)
+    except DataError as exc:
+        raise DataError(f"{place}: {exc}") from exc
+    return item + b"\n" if isinstance(item, bytes) else encode_row(row)

@@ -1,7 +1,7 @@
 """Where files of rows are kept: on disk, or in memory for tests and notebooks.
 
 In: paths, relative to the store or absolute. Out: rows and JSON values. Relative paths get their meaning only
-here; whoever needs the file itself asks `locate`.
+here; `locate` gives the file itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import Field
 
-from evsys_sdk import atomic, jsonl
-from evsys_sdk.config.base import Params
+from evsys_sdk.config.base import JsonDict, Params
 from evsys_sdk.errors import DataError, closest, shorten
+from evsys_sdk.files import open_bytes, read_rows, reason, to_json, write_json, write_rows
 from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_data_store
 
@@ -41,26 +41,26 @@ class LocalDataStore:
 
     def read_jsonl(self, path: str) -> Iterator[Row]:
         """Stream the rows of a file; a bad line is named by file and number."""
-        yield from jsonl.read_rows(self.locate(path))
+        yield from read_rows(self.locate(path))
 
     def write_jsonl(self, path: str, rows: Iterable[Row]) -> None:
         """Write rows; the file appears whole."""
-        jsonl.write_rows(self.locate(path), rows)
+        write_rows(self.locate(path), rows)
 
     def read_json(self, path: str) -> Any:
         """The value of a JSON file; a mistake in it is named by file, line and column."""
         place = self.locate(path)
         try:
-            with jsonl.open_bytes(place) as handle:
+            with open_bytes(place) as handle:
                 return json.loads(handle.read().decode("utf-8-sig"))
         except json.JSONDecodeError as exc:
             raise DataError(f"{place}:{exc.lineno}: not valid JSON ({exc.msg} at column {exc.colno})") from exc
         except (OSError, ValueError, EOFError, RecursionError, zlib.error) as exc:
-            raise DataError(f"{place}: {jsonl.reason(exc)}") from exc
+            raise DataError(f"{place}: {reason(exc)}") from exc
 
     def write_json(self, path: str, value: Any) -> None:
         """Write a value as JSON; the file appears whole."""
-        atomic.write_json(self.locate(path), value)
+        write_json(self.locate(path), value)
 
     def exists(self, path: str) -> bool:
         try:
@@ -72,7 +72,11 @@ class LocalDataStore:
         """Files whose path begins with `prefix`, sorted, relative to the store; hidden ones are left out."""
         root = self.locate("")
         top = self.locate(prefix if prefix.endswith("/") else os.path.dirname(prefix))
-        found = (Path(folder, name) for folder, name in _walk(top))
+        found = []
+        for folder, folders, file_names in os.walk(top):
+            # In place: `os.walk` descends into what is left in this very list.
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [Path(folder, name) for name in file_names if not name.startswith(".")]
         names = (str(p.relative_to(root)) if p.is_relative_to(root) else str(p) for p in found)
         return sorted(name for name in names if name.startswith(os.path.normpath(prefix) if prefix else ""))
 
@@ -85,23 +89,17 @@ class LocalDataStore:
             raise DataError(f"{self.locate(path)}: {exc.strerror or exc}") from exc
 
 
-def _walk(top: Path) -> Iterator[tuple[str, str]]:
-    for folder, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from ((folder, name) for name in names if not name.startswith("."))
-
-
 @register_data_store("in_memory")
 class InMemoryDataStore:
     """Files that live as long as the process. What is read is a copy, as it would be from disk."""
 
     class Config(Params):
-        files: dict[str, Any] = Field(default_factory=dict)
+        files: JsonDict = Field(default_factory=dict)
         """Path -> rows (for JSONL) or any value (for JSON) to begin with."""
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)
-        self._written: dict[str, Any] = {}
+        self._written: JsonDict = {}
 
     def read_jsonl(self, path: str) -> Iterator[Row]:
         rows = self._value(path)
@@ -126,10 +124,10 @@ class InMemoryDataStore:
 
     def sha256(self, path: str) -> str:
         """Of the value as JSON."""
-        text = atomic.to_json(self._value(path))
+        text = to_json(self._value(path))
         return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
-    def _files(self) -> dict[str, Any]:
+    def _files(self) -> JsonDict:
         return {**self.cfg.files, **self._written}
 
     def _value(self, path: str) -> Any:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from evsys_sdk.eval.aliases import AliasMatcher
-from evsys_sdk.eval.benchmark import Benchmark, sampling_problem, task_problems
-from evsys_sdk.eval.model_eval import ModelEvalConfig, aevaluate_model, evaluate_model, load_eval_dataset
-from evsys_sdk.eval.prompts import (
+from evsys_sdk.eval.aliases import (
     DEFAULT_SYSTEM,
     DEFAULT_SYSTEM_NO_THINK,
+    AliasMatcher,
     extract_predicted_slug,
     qwen3_chat_template_prompt,
     qwen_chat_prompt,
 )
-from evsys_sdk.eval.retry import RetryFailure, RetryReport, acall_with_retry, call_with_retry
+from evsys_sdk.eval.benchmark import Benchmark, sampling_problem, task_problems
+from evsys_sdk.eval.model_eval import (
+    EvalArtifacts,
+    EvalSummary,
+    ModelEvalConfig,
+    RetryFailure,
+    RetryReport,
+    acall_with_retry,
+    aevaluate_model,
+    call_with_retry,
+    evaluate_model,
+    format_summary_markdown,
+    load_eval_dataset,
+)
 from evsys_sdk.eval.row_eval import asker, score_rows
-from evsys_sdk.eval.summary import EvalArtifacts, EvalSummary, format_summary_markdown
 
 __all__ = [
     "DEFAULT_SYSTEM",
@@ -40,3 +50,6 @@ __all__ = [
     "score_rows",
     "task_problems",
 ]
+
+EXTENSIONS = ("metrics",)
+"""Modules of this room that register extensions."""

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from evsys_sdk.data_types import HarborTask, InProcessVerifier, detect_format, from_dict, to_dict
-from evsys_sdk.errors import DataError, EvsysError, UnknownKind
-from evsys_sdk.eval.clusters import Clusters, find_clusters
+from evsys_sdk.config.metadata import BenchmarkEntry
+from evsys_sdk.config.project import path_folders
+from evsys_sdk.config.schema import ExperimentConfig
+from evsys_sdk.config.yaml_io import source_of
+from evsys_sdk.data.workspace import Workspace
+from evsys_sdk.data_types import Columns, HarborTask, InProcessVerifier, detect_format, from_dict, to_dict
+from evsys_sdk.errors import DataError, EvsysError, UnknownKind, closest, shorten
+from evsys_sdk.eval.evaluate import EvaluatedModel, evaluate
 from evsys_sdk.eval.metrics import samples_needed
-from evsys_sdk.eval.scoring import NamedMetric, break_down, score_all, scores_of_task, why_invalid
-from evsys_sdk.jsonl import open_bytes, parse_object
-from evsys_sdk.protocols import AgentSpec, EvalResult, FinishedRollouts, Renderer, RolloutEngine
+from evsys_sdk.files import open_bytes, parse_object
+from evsys_sdk.protocols import EvalResult, FinishedRollouts
 from evsys_sdk.registry import metrics as metric_registry
 from evsys_sdk.registry import verifiers
-from evsys_sdk.surface import SamplingClient, SamplingParams
-from evsys_sdk.task_dirs import CONFIG, contents_sha256, read_tasks, task_directory
+from evsys_sdk.rollout.task_dirs import CONFIG, contents_sha256, read_tasks, task_directory
+from evsys_sdk.stats.clusters import find_clusters
 
 TASKS_FILE = "tasks.jsonl"
 
@@ -44,35 +49,63 @@ class Benchmark:
     """Where each task stands, `tasks.jsonl:12` or its directory, for messages."""
 
     @classmethod
-    def load(cls, path: str | Path, *, name: str | None = None) -> Benchmark:
+    def load(
+        cls, path: str | Path, *, name: str | None = None, on_unreadable: Callable[[str, DataError], None] | None = None
+    ) -> Benchmark:
         """The suite in a `tasks.jsonl`, in a directory that holds one, or in a directory of harbor's task directories
-        (or one such directory alone)."""
-        if _holds_task_directories(Path(path)):
-            return cls.from_dir(path, name=name)
-        file = _tasks_file(Path(path))
+        (or one such directory alone). A task that cannot be read is an error; with `on_unreadable` it is reported
+        there, by its place, and left out, unless no other is left."""
+        path = Path(path)
+        if path.is_dir() and not (path / TASKS_FILE).exists() and next(path.rglob(CONFIG), None) is not None:
+            return cls.from_dir(path, name=name, on_unreadable=on_unreadable)
+        file = path / TASKS_FILE if path.is_dir() else path
+        if not file.is_file():
+            what = f"there is no {TASKS_FILE} and no task directory in it" if path.is_dir() else "it does not exist"
+            raise DataError(
+                f"{path} is not a benchmark: {what}; a benchmark is a {TASKS_FILE}, a directory holding one, or a "
+                "directory of task directories (task.toml, instruction.md, tests/test.sh)"
+            )
         digest = hashlib.sha256()
         tasks, places = [], []
+        unreadable: list[DataError] = []
         with open_bytes(file) as lines:
             for number, line in enumerate(lines, 1):
+                # Blank lines too: the hash is that of the file's whole content.
                 digest.update(line)
                 if line.strip():
-                    places.append(f"{file}:{number}")
-                    tasks.append(_parsed(line, places[-1]))
+                    place = f"{file}:{number}"
+                    try:
+                        tasks.append(_task(line, place))
+                    except DataError as exc:
+                        if on_unreadable is None:
+                            raise
+                        unreadable.append(exc)
+                        on_unreadable(place, exc)
+                    else:
+                        places.append(place)
+        if unreadable and not tasks:
+            raise unreadable[0]
         own_name = file.parent.name if file.name == TASKS_FILE else file.name.split(".")[0]
         return cls._of(name or own_name, tasks, places, digest.hexdigest())
 
     @classmethod
-    def from_dir(cls, path: str | Path, *, name: str | None = None) -> Benchmark:
-        """The suite of harbor's task directories below `path`, or the one task that `path` is."""
+    def from_dir(
+        cls, path: str | Path, *, name: str | None = None, on_unreadable: Callable[[str, DataError], None] | None = None
+    ) -> Benchmark:
+        """The suite of harbor's task directories below `path`, or the one task that `path` is; `on_unreadable` is that
+        of `load`."""
         root = Path(path)
         if not root.is_dir():
-            raise DataError(f"{root} is not a directory of task directories: it {_what_it_is(root)}")
-        tasks = read_tasks(root)
+            what = "is a file" if root.exists() else "does not exist"
+            raise DataError(f"{root} is not a directory of task directories: it {what}")
+        tasks = read_tasks(root, on_unreadable=on_unreadable)
+        if not tasks:
+            read_tasks(root)  # which raises what is wrong with the first
         places = [str(task_directory(task)) for task in tasks]
         return cls._of(name or root.absolute().name, tasks, places, contents_sha256(root, places))
 
     @classmethod
-    def from_iterable(cls, name: str, rows: Iterable[HarborTask | dict[str, Any]]) -> Benchmark:
+    def from_iterable(cls, name: str, rows: Iterable[HarborTask | Columns]) -> Benchmark:
         """A suite of rows that are at hand already."""
         tasks = [_task(row, f"row {index}") for index, row in enumerate(rows)]
         text = "\n".join(json.dumps(to_dict(task), sort_keys=True, default=str) for task in tasks)
@@ -87,53 +120,43 @@ class Benchmark:
 
     async def score(
         self,
+        model: EvaluatedModel[HarborTask],
         *,
-        engine: RolloutEngine,
-        sampler: SamplingClient,
-        renderer: Renderer,
         metrics: Sequence[str] = ("pass@1",),
         split: str = "test",
         num_samples: int | None = None,
-        max_tokens: int = 256,
-        temperature: float = 1.0,
         limit: int | None = None,
         breakdown_keys: Sequence[str] = (),
         cluster_key: str | None = None,
-        seed: int | None = None,
         step: int | None = None,
-        agent: AgentSpec | None = None,
         finished: FinishedRollouts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> EvalResult:
-        """Roll the model out on the tasks and fold the rewards; the options are those of a `metadata.benchmark` entry.
+        """Evaluate a model on the tasks; the options are those of a `metadata.benchmark` entry.
 
-        `limit` takes the first tasks, the same ones for every arm, so that arms can be compared task by task.
+        `limit` takes the first tasks, the same ones for every arm, so that arms can be compared task by task. A k that
+        is too large for `num_samples`, and a cluster key that no task has, are refused before anything is spent.
         """
-        started = clock()
-        named, each = _plan(metrics, num_samples)
         tasks = self.tasks[:limit]
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        worker = {} if agent is None else {"agent": agent}
-        groups = await engine.roll_out(
-            tasks, sampler=sampler, renderer=renderer, sampling=sampling, num_samples=each, finished=finished, **worker
-        )
-        scored = [
-            scores_of_task(task.task_id, rollouts, target=_target(task), metadata=task.metadata)
-            for task, rollouts in zip(tasks, groups, strict=True)
-        ]
-        rollouts = [rollout for group in groups for rollout in group]
-        clusters = _clusters(tasks, cluster_key)
-        return EvalResult(
+        unknown = cluster_problem(tasks, cluster_key)
+        problem = sampling_problem(metrics, num_samples) or (unknown and f"cluster_key: {unknown}")
+        if problem:
+            raise EvsysError(problem)
+        named = [(name, metric_registry.build(name, {})) for name in metrics]
+        labels = {task.task_id: str(task.metadata[cluster_key]) for task in tasks if cluster_key in task.metadata}
+        texts = {task.task_id: task.instruction for task in tasks if isinstance(task.instruction, str)}
+        return await evaluate(
+            model,
+            tasks,
+            named,
             name=self.name,
             split=split,
-            scores=score_all(named, scored, clusters.of),
+            num_samples=num_samples or max(samples_needed(name, metric) for name, metric in named),
+            finished=finished,
+            breakdown_keys=breakdown_keys,
+            clusters=find_clusters([task.task_id for task in tasks], texts, labels, key=cluster_key),
             step=step,
-            clusters=clusters.of,
-            clustered_by=clusters.found_by,
-            breakdown=break_down(breakdown_keys, named, scored),
-            rollouts=rollouts,
-            error=why_invalid(scored, rollouts),
-            seconds=clock() - started,
+            clock=clock,
         )
 
 
@@ -143,25 +166,6 @@ def cluster_problem(tasks: Sequence[HarborTask], key: str | None) -> str | None:
         return None
     known = sorted({name for task in tasks for name in task.metadata})
     return f"no task has the metadata key {key!r}; keys: {', '.join(known) or 'none'}"
-
-
-def _clusters(tasks: Sequence[HarborTask], key: str | None) -> Clusters:
-    """Which tasks were made from one template."""
-    problem = cluster_problem(tasks, key)
-    if problem:
-        raise EvsysError(f"cluster_key: {problem}")
-    labels = {task.task_id: str(task.metadata[key]) for task in tasks if key is not None and key in task.metadata}
-    texts = {task.task_id: task.instruction for task in tasks if isinstance(task.instruction, str)}
-    return find_clusters([task.task_id for task in tasks], texts, labels, key=key)
-
-
-def _plan(names: Sequence[str], num_samples: int | None) -> tuple[list[NamedMetric], int]:
-    """The metrics, and how many rollouts each task gets; a k that is too large is refused before anything is spent."""
-    problem = sampling_problem(names, num_samples)
-    if problem:
-        raise EvsysError(problem)
-    named = [(name, metric_registry.build(name, {})) for name in names]
-    return named, num_samples or max(samples_needed(name, metric) for name, metric in named)
 
 
 def sampling_problem(names: Sequence[str], num_samples: int | None) -> str | None:
@@ -184,52 +188,23 @@ def task_problems(benchmark: Benchmark) -> list[str]:
         key = json.dumps([plan.fn_name, plan.params], sort_keys=True, default=repr)
         if key not in seen:
             seen.add(key)
-            problem = _problem(plan)
+            try:
+                problem = verifiers.adapted(plan.fn_name).problem(plan.params)
+                problem = problem and f"params of verifier {plan.fn_name!r}: {problem}"
+            except UnknownKind as exc:
+                problem = str(exc)
             if problem and problem not in seen:
                 seen.add(problem)
                 found.append(f"{place}: task {task.task_id!r}: {problem}")
     return found
 
 
-def _problem(plan: InProcessVerifier) -> str | None:
-    try:
-        problem = verifiers.adapted(plan.fn_name).problem(plan.params)
-    except UnknownKind as exc:
-        return str(exc)
-    return f"params of verifier {plan.fn_name!r}: {problem}" if problem else None
-
-
-def _tasks_file(path: Path) -> Path:
-    file = path / TASKS_FILE if path.is_dir() else path
-    if not file.is_file():
-        what = f"there is no {TASKS_FILE} and no task directory in it" if path.is_dir() else "it does not exist"
-        raise DataError(
-            f"{path} is not a benchmark: {what}; a benchmark is a {TASKS_FILE}, a directory holding one, or a "
-            "directory of task directories (task.toml, instruction.md, tests/test.sh)"
-        )
-    return file
-
-
-def _holds_task_directories(path: Path) -> bool:
-    return path.is_dir() and not (path / TASKS_FILE).exists() and next(path.rglob(CONFIG), None) is not None
-
-
-def _what_it_is(path: Path) -> str:
-    return "is a file" if path.exists() else "does not exist"
-
-
-def _parsed(line: bytes, place: str) -> HarborTask:
-    try:
-        row = parse_object(line.removeprefix(BOM_UTF8))
-    except DataError as exc:
-        raise DataError(f"{place}: {exc}") from exc
-    return _task(row, place)
-
-
-def _task(row: Any, place: str) -> HarborTask:
+def _task(row: HarborTask | Columns | bytes, place: str) -> HarborTask:
+    """The task in a row, or in a line of a file."""
     if isinstance(row, HarborTask):
         return row
     try:
+        row = parse_object(row.removeprefix(BOM_UTF8)) if isinstance(row, bytes) else row
         task = from_dict(row)
     except DataError as exc:
         raise DataError(f"{place}: {exc}") from exc
@@ -240,6 +215,7 @@ def _task(row: Any, place: str) -> HarborTask:
 
 def _with_distinct_ids(tasks: list[HarborTask]) -> list[HarborTask]:
     """Tasks that share an id stay distinct: the second becomes `id#2`, the third `id#3`."""
+    # All ids of the file first: a task further down may be called `a#2` by its author.
     taken = {task.task_id for task in tasks}
     seen: dict[str, int] = {}
     distinct = []
@@ -254,5 +230,44 @@ def _with_distinct_ids(tasks: list[HarborTask]) -> list[HarborTask]:
     return distinct
 
 
-def _target(task: HarborTask) -> Any:
-    return task.verifier.expected if isinstance(task.verifier, InProcessVerifier) else None
+class BenchmarkLoader:
+    """The benchmarks of one experiment. Each is read and parsed once, for all checks, arms and seeds."""
+
+    def __init__(self, config: ExperimentConfig):
+        self._source = source_of(config)
+        self._parsed: dict[tuple[bool, str, str], Benchmark] = {}
+        self._lock = threading.Lock()
+
+    def get(self, entry: BenchmarkEntry) -> Benchmark:
+        """The tasks that an entry means: its path, else its id or name in the workspace."""
+        is_path = entry.path is not None
+        ref = str(entry.path if is_path else entry.id or entry.name)
+        with self._lock:  # arms that ask at the same time wait for one parse
+            # The label belongs to the key, because a suite carries it as its name.
+            if (is_path, ref, entry.label) not in self._parsed:
+                folders, workspace = path_folders(self._source), Workspace.find(self._source.folder)
+                path = _find_path(ref, folders) if is_path else workspace.pull_benchmark(ref)
+                self._parsed[is_path, ref, entry.label] = Benchmark.load(path, name=entry.label)
+            return self._parsed[is_path, ref, entry.label]
+
+
+def find_benchmark(entry: BenchmarkEntry, config: ExperimentConfig) -> Benchmark:
+    """The tasks that an entry means, read anew."""
+    return BenchmarkLoader(config).get(entry)
+
+
+def _find_path(path: str, folders: list[Path]) -> Path:
+    for folder in folders:
+        try:
+            if (folder / path).exists():
+                return folder / path
+        except (OSError, ValueError):  # a name that no file can have
+            break
+    places = ", ".join(str(folder) for folder in dict.fromkeys(folders))
+    beside: set[str] = set()
+    with suppress(OSError, ValueError):
+        parents = [(folder / path).parent for folder in folders]
+        beside = {entry.name for parent in parents if parent.is_dir() for entry in parent.iterdir()}
+    near = closest(Path(path).name, beside)
+    hint = f"; closest: {Path(path).parent / near}" if near else ""
+    raise DataError(f"no benchmark at {shorten(repr(path))}; looked in {places}{hint}")

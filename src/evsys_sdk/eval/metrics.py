@@ -22,14 +22,13 @@ from pydantic import Field
 from evsys_sdk.answers import answer_in, parsed_json, same_answer, wanted_answer
 from evsys_sdk.config.base import Params
 from evsys_sdk.errors import EvsysError, shorten
-from evsys_sdk.protocols import Rollout, TaskScores
-from evsys_sdk.registry import register_metric
+from evsys_sdk.protocols import MACHINE_FAILURES, Rollout, TaskScores
+from evsys_sdk.registry import metrics, register_metric
 
 MetricFunction = Callable[[Sequence[TaskScores]], float]
 Rewards = Sequence[Sequence[float]]
 
 PASS = 1.0
-BROKEN_OFF = ("infra_error", "cancelled")
 FORMS = (
     "a metric is a class with compute(task_rewards) -> float, compute(*, predictions, targets) -> float or "
     "compute(*, rollouts) -> float"
@@ -37,64 +36,54 @@ FORMS = (
 _FAMILY = re.compile(r"pass([@^])([1-9]\d{0,5})")
 
 
-def as_metric(target: Any) -> MetricFunction:
+def as_metric(target: object) -> MetricFunction:
     """The one form of a metric, given as a class (then made without params) or as an instance."""
     compute = getattr(target, "compute", None)
     if not callable(compute):
         raise TypeError(f"{target!r} has no compute; {FORMS}")
     if inspect.iscoroutinefunction(compute):
         raise TypeError(f"compute of {target!r} is async; {FORMS}")
-    fold = _form(target, compute)
+    names = inspect.signature(compute).parameters
+    # `compute(self, rollouts)` is the first form under another name for its rewards: this one takes it by name only.
+    by_rollouts = "rollouts" in names and names["rollouts"].kind is inspect.Parameter.KEYWORD_ONLY
+    by_predictions = {"predictions", "targets"} <= set(names)
+    # Looked up on a class, `compute` still wants its `self`.
+    first = (None,) if inspect.isclass(target) and inspect.isfunction(compute) else ()
+    try:
+        if by_predictions:
+            inspect.signature(compute).bind(*first, predictions=[], targets=[])
+        elif by_rollouts:
+            inspect.signature(compute).bind(*first, rollouts=[])
+        else:
+            inspect.signature(compute).bind(*first, [])
+    except TypeError as exc:
+        raise TypeError(f"compute of {target!r} does not fit ({exc}); {FORMS}") from None
 
     def metric(tasks: Sequence[TaskScores]) -> float:
         _refuse_empty([task.rewards for task in tasks], "tasks")
-        instance = target() if inspect.isclass(target) else target
-        return _number(fold(instance, tasks))
+        instance: Any = target() if inspect.isclass(target) else target
+        value: Any
+        if by_predictions:  # what is between <answer> tags is the prediction
+            value = instance.compute(
+                predictions=[answer_in(prediction) for task in tasks for prediction in task.predictions],
+                targets=[task.target for task in tasks for _ in task.predictions],
+            )
+        elif by_rollouts:
+            if not all(task.rollouts for task in tasks):
+                raise EvsysError("this metric looks at rollouts, and these scores come without them")
+            value = instance.compute(rollouts=[list(task.rollouts) for task in tasks])
+        else:
+            value = instance.compute([list(task.rewards) for task in tasks])
+        if hasattr(value, "item") and callable(value.item):  # a numpy or torch scalar
+            value = value.item()
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise EvsysError(f"it returned {shorten(repr(value))}; a metric is a finite number")
+        return float(value)
 
     return metric
 
 
-def _form(target: Any, compute: Callable[..., Any]) -> Callable[[Any, Sequence[TaskScores]], Any]:
-    """How to call this metric: what its parameters are named decides."""
-    first = (None,) if inspect.isclass(target) and inspect.isfunction(compute) else ()
-    signature = inspect.signature(compute)
-    try:
-        if {"predictions", "targets"} <= set(signature.parameters):
-            signature.bind(*first, predictions=[], targets=[])
-            return _fold_predictions
-        if "rollouts" in signature.parameters and not _is_positional(signature.parameters["rollouts"]):
-            signature.bind(*first, rollouts=[])
-            return _fold_rollouts
-        signature.bind(*first, [])
-    except TypeError as exc:
-        raise TypeError(f"compute of {target!r} does not fit ({exc}); {FORMS}") from None
-    return _fold_rewards
-
-
-def _is_positional(parameter: inspect.Parameter) -> bool:
-    # `compute(self, rollouts)` is the first form under another name for its rewards.
-    return parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-
-
-def _fold_rewards(metric: Any, tasks: Sequence[TaskScores]) -> Any:
-    return metric.compute([list(task.rewards) for task in tasks])
-
-
-def _fold_predictions(metric: Any, tasks: Sequence[TaskScores]) -> Any:
-    # What is between <answer> tags is the prediction, for every metric of this form.
-    return metric.compute(
-        predictions=[answer_in(prediction) for task in tasks for prediction in task.predictions],
-        targets=[task.target for task in tasks for _ in task.predictions],
-    )
-
-
-def _fold_rollouts(metric: Any, tasks: Sequence[TaskScores]) -> Any:
-    if not all(task.rollouts for task in tasks):
-        raise EvsysError("this metric looks at rollouts, and these scores come without them")
-    return metric.compute(rollouts=[list(task.rollouts) for task in tasks])
-
-
-def _refuse_empty(groups: Sequence[Sequence[Any]], what: str) -> None:
+def _refuse_empty(groups: Sequence[Sequence[object]], what: str) -> None:
     """A mean over nothing is not 0: it is invalid, and says why."""
     if not groups:
         raise EvsysError(f"invalid: there are no {what}, so there is nothing to measure")
@@ -103,22 +92,14 @@ def _refuse_empty(groups: Sequence[Sequence[Any]], what: str) -> None:
         raise EvsysError(f"invalid: task {empty} has no rollouts")
 
 
-def _refuse_unpaired(predictions: Sequence[str], targets: Sequence[Any]) -> None:
+def _refuse_unpaired(predictions: Sequence[str], targets: Sequence[object]) -> None:
     if not predictions:
         raise EvsysError("invalid: there are no predictions, so there is nothing to measure")
     if len(predictions) != len(targets):
         raise EvsysError(f"invalid: {len(predictions)} predictions and {len(targets)} targets; each needs the other")
 
 
-def _number(value: Any) -> float:
-    if hasattr(value, "item") and callable(value.item):  # a numpy or torch scalar
-        value = value.item()
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise EvsysError(f"it returned {shorten(repr(value))}; a metric is a finite number")
-    return float(value)
-
-
-def samples_needed(name: str, metric: Any) -> int:
+def samples_needed(name: str, metric: object) -> int:
     """Rollouts per task that a metric asks for: its `k`, or the k of its name, else 1."""
     in_name = _FAMILY.fullmatch(name)
     k = int(in_name[2]) if in_name else getattr(metric, "k", 1)
@@ -127,11 +108,14 @@ def samples_needed(name: str, metric: Any) -> int:
 
 def estimate_pass_at_k(n: int, passed: int, k: int) -> float:
     """Chance that at least one of k tries passes, without bias, from n tries of which some passed."""
+    # Chen et al. 2021 (arXiv:2107.03374), equation 1: one minus the share of all choices of k tries in which none
+    # passed. `comb` is 0 where fewer than k have failed.
     return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
 
 
 def estimate_pass_hat_k(n: int, passed: int, k: int) -> float:
     """Chance that all of k tries pass, without bias, from n tries of which some passed."""
+    # Yao et al. 2024 (tau-bench, arXiv:2406.12045): the share of all choices of k tries in which each passed.
     return math.comb(passed, k) / math.comb(n, k)
 
 
@@ -153,6 +137,7 @@ def _passes(rewards: Sequence[float]) -> int:
 class _FamilyMember:
     """`pass@k` or `pass^k` for one k; what a look-up of such a name returns."""
 
+    lower_is_better: ClassVar[bool] = False
     name: ClassVar[str]
     k: ClassVar[int]
     estimate: ClassVar[Callable[[int, int, int], float]]
@@ -178,6 +163,8 @@ def metric_family(name: str) -> type | None:
 class PassAtK:
     """Chance that at least one of `k` tries passes (unbiased); `pass@3` is the short form of k = 3."""
 
+    lower_is_better: ClassVar[bool] = False
+
     name: ClassVar[str]
 
     class Config(Params):
@@ -195,9 +182,11 @@ class PassAtK:
         return _mean_estimate(estimate_pass_at_k, task_rewards, f"pass_at_k with k = {self.k}", self.k)
 
 
-@register_metric("pass_rate", yields=True)
+@register_metric("pass_rate")
 class PassRate:
     """Share of a task's rollouts that pass, averaged over tasks: each task counts the same."""
+
+    lower_is_better: ClassVar[bool] = False
 
     def compute(self, task_rewards: Rewards) -> float:
         _refuse_empty(task_rewards, "tasks")
@@ -208,6 +197,8 @@ class PassRate:
 class MeanReward:
     """Mean reward, each task counting the same."""
 
+    lower_is_better: ClassVar[bool] = False
+
     def compute(self, task_rewards: Rewards) -> float:
         _refuse_empty(task_rewards, "tasks")
         return fmean(fmean(rewards) for rewards in task_rewards)
@@ -217,7 +208,9 @@ class MeanReward:
 class ExactMatch:
     """Share of answers (inside `<answer>` tags, if there are any) that are the target's."""
 
-    def compute(self, *, predictions: Sequence[str], targets: Sequence[Any]) -> float:
+    lower_is_better: ClassVar[bool] = False
+
+    def compute(self, *, predictions: Sequence[str], targets: Sequence[object]) -> float:
         _refuse_unpaired(predictions, targets)
         if any(wanted_answer(target) is None for target in targets):
             raise EvsysError("exact_match needs a target for every task; some have none")
@@ -228,31 +221,28 @@ class ExactMatch:
 class ToolkitMatch:
     """Share of answers whose tool belongs to the target's toolkit, whichever tool it is."""
 
-    def compute(self, *, predictions: Sequence[str], targets: Sequence[Any]) -> float:
+    lower_is_better: ClassVar[bool] = False
+
+    def compute(self, *, predictions: Sequence[str], targets: Sequence[object]) -> float:
         _refuse_unpaired(predictions, targets)
-        return fmean(
-            _in_toolkit(prediction, _toolkit_of(target))
-            for prediction, target in zip(predictions, targets, strict=True)
-        )
+        return fmean(map(self._is_match, predictions, targets))
 
-
-def _toolkit_of(target: Any) -> str:
-    toolkit = target.get("toolkit") if isinstance(target, dict) else None
-    if not isinstance(toolkit, str) or not toolkit.strip():
-        raise EvsysError("toolkit_match needs `toolkit` in every target, as in {tool_slug: GMAIL_SEND, toolkit: gmail}")
-    return _plain(toolkit)
-
-
-def _in_toolkit(prediction: str, toolkit: str) -> bool:
-    answer = answer_in(prediction)
-    fields = parsed_json(answer)
-    if isinstance(fields, dict):
-        if fields.get("toolkit") is not None:
-            return _plain(str(fields["toolkit"])) == toolkit
-        answer = str(wanted_answer(fields))
-    slug = _plain(answer)
-    # `gmailer_send` starts with `gmail` and is another toolkit: the name must end there.
-    return slug == toolkit or slug.startswith(f"{toolkit}_")
+    @staticmethod
+    def _is_match(prediction: str, target: object) -> bool:
+        toolkit = target.get("toolkit") if isinstance(target, dict) else None
+        if not isinstance(toolkit, str) or not toolkit.strip():
+            raise EvsysError(
+                "toolkit_match needs `toolkit` in every target, as in {tool_slug: GMAIL_SEND, toolkit: gmail}"
+            )
+        toolkit, answer = _plain(toolkit), answer_in(prediction)
+        fields = parsed_json(answer)
+        if isinstance(fields, dict):
+            if fields.get("toolkit") is not None:
+                return _plain(str(fields["toolkit"])) == toolkit
+            answer = str(wanted_answer(fields))
+        slug = _plain(answer)
+        # `gmailer_send` starts with `gmail` and is another toolkit: the name must end there.
+        return slug == toolkit or slug.startswith(f"{toolkit}_")
 
 
 def _plain(text: str) -> str:
@@ -261,52 +251,59 @@ def _plain(text: str) -> str:
 
 def _mean_per_task(rollouts: Sequence[Sequence[Rollout]], measure: Callable[[Rollout], float]) -> float:
     """Mean over tasks of the mean over a task's rollouts; what infrastructure broke off says nothing of the model."""
-    groups = [[rollout for rollout in group if rollout.status not in BROKEN_OFF] for group in rollouts]
+    _refuse_empty(rollouts, "tasks")
+    groups = [[rollout for rollout in group if rollout.status not in MACHINE_FAILURES] for group in rollouts]
     measured = [fmean(map(measure, group)) for group in groups if group]
     if not measured:
-        raise EvsysError("no rollout ran to its end, so there is nothing to measure")
+        raise EvsysError("invalid: no rollout ran to its end, so there is nothing to measure")
     return fmean(measured)
 
 
 def tokens_of(rollout: Rollout) -> int:
     """Tokens read and written in all turns; where the turns hold none, what the agent reported."""
+    # Every turn's whole prompt: what is read again in each turn counts in each.
     counted = sum(len(turn.prompt_tokens) + len(turn.completion_tokens) for turn in rollout.turns)
     reported = (rollout.metadata.get("n_input_tokens") or 0) + (rollout.metadata.get("n_output_tokens") or 0)
     return counted or reported
 
 
-@register_metric("cost", yields=True)
+@register_metric("cost")
 class Cost:
     """US dollars that one try at a task costs."""
 
     share: ClassVar[bool] = False
+    lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
-        return _mean_per_task(rollouts, _cost_of)
+        def cost(rollout: Rollout) -> float:
+            if rollout.metadata.get("unpriced"):  # its cost_usd of 0 means "not known"
+                model = rollout.metadata.get("model", "the model")
+                raise EvsysError(f"the price of {model} is not known: give the client `price: {{input, output}}`")
+            return rollout.cost_usd
+
+        return _mean_per_task(rollouts, cost)
 
 
-def _cost_of(rollout: Rollout) -> float:
-    if rollout.metadata.get("unpriced"):  # its cost_usd of 0 means "not known"
-        model = rollout.metadata.get("model", "the model")
-        raise EvsysError(f"the price of {model} is not known: give the client `price: {{input, output}}`")
-    return rollout.cost_usd
-
-
-@register_metric("latency", yields=True)
+@register_metric("latency")
 class Latency:
     """Seconds that one try at a task takes."""
 
     share: ClassVar[bool] = False
+    lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
         return _mean_per_task(rollouts, lambda rollout: rollout.seconds)
 
 
-@register_metric("tokens", yields=True)
+@register_metric("tokens")
 class Tokens:
     """Tokens that one try at a task reads and writes."""
 
     share: ClassVar[bool] = False
+    lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
         return _mean_per_task(rollouts, tokens_of)
+
+
+metrics.adapt, metrics.match = as_metric, metric_family

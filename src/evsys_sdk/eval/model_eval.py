@@ -2,34 +2,292 @@
 
 In: rows, aliases, and an `InferenceClient`. Out: `EvalArtifacts`, and with an output directory `predictions.jsonl`,
 `retry_report.json`, `summary.md` and, last, `summary.json`. Every call is tried again when it fails; one that fails for
-good is in the retry report and counts as an error, not as a wrong answer that somebody gave. Folding is `scoring`'s.
+good is in the retry report and counts as an error, not as a wrong answer. Folding is `scoring`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.answers import wanted_answer
-from evsys_sdk.asyncs import run_async
-from evsys_sdk.atomic import write_json, write_text
-from evsys_sdk.errors import DataError, EvsysError
-from evsys_sdk.eval.aliases import LEVELS, AliasMatcher, Level
-from evsys_sdk.eval.prompts import DEFAULT_SYSTEM, chat_messages, extract_predicted_slug
-from evsys_sdk.eval.retry import MAX_ATTEMPTS, RetryReport, acall_with_retry
-from evsys_sdk.eval.row_eval import Prompt, Question, ask_text, gathered, question_of
-from evsys_sdk.eval.scoring import score_one, scores_of_task, why_invalid
-from evsys_sdk.eval.summary import EvalArtifacts, EvalSummary, format_summary_markdown
-from evsys_sdk.jsonl import read_rows, reason, write_rows
-from evsys_sdk.protocols import FinishedRollouts, Rollout, Row, Score, TaskScores, Turn
+from evsys_sdk.concurrency import apause_before_retry, pause_before_retry, run_async
+from evsys_sdk.errors import (
+    BackendUnavailable,
+    Cancelled,
+    ConfigError,
+    DataError,
+    EvsysAuthError,
+    EvsysError,
+    MissingDependency,
+)
+from evsys_sdk.eval.aliases import DEFAULT_SYSTEM, LEVELS, AliasMatcher, Level, chat_messages, extract_predicted_slug
+from evsys_sdk.eval.evaluate import answer_each, evaluate
+from evsys_sdk.eval.row_eval import Prompt, RowQuestion, ask_text, question_of
+from evsys_sdk.eval.scoring import is_errored
+from evsys_sdk.files import read_rows, reason, write_json, write_rows, write_text
+from evsys_sdk.format import inline_markdown
+from evsys_sdk.protocols import FinishedRollouts, InferenceClient, Rollout, Row, Score, Turn
 from evsys_sdk.redaction import redact
 from evsys_sdk.registry import metrics
+
+# Calls that may fail: tried again with growing pauses, and reported when they fail for good.
+#
+# In: a call. Out: its result; or, once the tries are used up, an entry in a `RetryReport` and None in its place, so
+# that one dead call does not end an evaluation of thousands. Without a report the last error is raised. What no
+# second try can help (a refused key, a missing package, the user's stop) is raised at once. `BackendUnavailable` is
+# not tried again: the client that raised it has tried several times already.
+
+
+MAX_ATTEMPTS = 3
+BASE_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.5, 30.0
+TRIED_ALREADY = (BackendUnavailable,)
+"""A client that retries raised it when its own tries were used up; another layer of tries would multiply them."""
+HOPELESS = (Cancelled, EvsysAuthError, MissingDependency, ConfigError, DataError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryFailure:
+    """A call that failed for good."""
+
+    key: str
+    """What it was for, such as the row's id."""
+    attempts: int
+    error: str
+    """Of the last try."""
+
+
+@dataclass(slots=True)
+class RetryReport:
+    """How the calls of an evaluation went."""
+
+    total_calls: int = 0
+    total_retries: int = 0
+    """Tries beyond the first."""
+    failures: list[RetryFailure] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def total_failures(self) -> int:
+        return len(self.failures)
+
+    def add(self, attempts: int, failure: RetryFailure | None = None) -> None:
+        """Note a call that took so many tries."""
+        with self._lock:
+            self.total_calls += 1
+            self.total_retries += attempts - 1
+            if failure is not None:
+                self.failures.append(failure)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "total_calls": self.total_calls,
+            "total_retries": self.total_retries,
+            "total_failures": self.total_failures,
+            "failures": [asdict(failure) for failure in self.failures],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RetryReport:
+        failures = [RetryFailure(**failure) for failure in data["failures"]]
+        return cls(data["total_calls"], data["total_retries"], failures)
+
+
+async def acall_with_retry[T](
+    call: Callable[[], Awaitable[T]],
+    *,
+    key: str = "",
+    max_attempts: int = MAX_ATTEMPTS,
+    report: RetryReport | None = None,
+    base_delay_seconds: float = BASE_DELAY_SECONDS,
+    max_delay_seconds: float = MAX_DELAY_SECONDS,
+    sleep: Callable[[float], Awaitable[None]] = apause_before_retry,
+) -> T | None:
+    """The result of `call`, after at most `max_attempts` tries; the pause doubles from one to the next."""
+    if max_attempts < 1:
+        raise EvsysError(f"max_attempts is at least 1, not {max_attempts}")
+    for attempt in range(1, max_attempts + 1):
+        try:
+            result = await call()
+        except HOPELESS:
+            raise
+        except Exception as exc:
+            if attempt < max_attempts and not isinstance(exc, TRIED_ALREADY):
+                await sleep(min(max_delay_seconds, base_delay_seconds * 2 ** (attempt - 1)))
+                continue
+            if report is None:
+                raise
+            error = str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
+            report.add(attempt, RetryFailure(key=key, attempts=attempt, error=error))
+            return None
+        if report is not None:
+            report.add(attempt)
+        return result
+    raise AssertionError("the last try returns or raises")
+
+
+def call_with_retry[T](
+    call: Callable[[], T],
+    *,
+    key: str = "",
+    max_attempts: int = MAX_ATTEMPTS,
+    report: RetryReport | None = None,
+    base_delay_seconds: float = BASE_DELAY_SECONDS,
+    max_delay_seconds: float = MAX_DELAY_SECONDS,
+    sleep: Callable[[float], None] = pause_before_retry,
+) -> T | None:
+    """`acall_with_retry` for a call that is not awaited."""
+
+    async def acall() -> T:
+        return call()
+
+    async def pause(seconds: float) -> None:
+        sleep(seconds)
+
+    work = acall_with_retry(
+        acall, key=key, max_attempts=max_attempts, report=report, base_delay_seconds=base_delay_seconds,
+        max_delay_seconds=max_delay_seconds, sleep=pause,
+    )  # fmt: skip
+    try:
+        work.send(None)  # needs no event loop: nothing in it ever waits, so the first step is the last
+    except StopIteration as done:
+        result: T | None = done.value
+        return result
+    raise AssertionError("the work has no point at which it could wait")
+
+
+# What came of a model evaluation, as objects, as JSON and as markdown.
+#
+# In: scores and a retry report. Out: an `EvalSummary` that says how far each number can be believed, and
+# `EvalArtifacts` that says where everything lies.
+
+
+SHOWN_FAILURES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSummary:
+    """The scores of one model on one dataset."""
+
+    model: str
+    n_rows: int
+    num_samples: int
+    """Answers per row."""
+    scores: list[Score]
+    """`exact_pass@1` counts the very answer; `alias_pass@1` also its verified aliases; `secondary_alias_pass@1`, where
+    there are any, also the secondary ones."""
+    n_unreadable: int = 0
+    """Completions in which no answer could be found; they count as wrong."""
+    retry_report: RetryReport = field(default_factory=RetryReport)
+    seconds: float = 0.0
+    error: str | None = None
+    """Why there is no valid score, where there is none."""
+    on_training_rows: bool = False
+    """Whether all rows are of those that the weights were trained on, as far as their run's record tells."""
+    n_training_rows: int = 0
+    """How many of the rows are."""
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Name -> value."""
+        return {score.metric: score.value for score in self.scores}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "n_rows": self.n_rows,
+            "num_samples": self.num_samples,
+            "metrics": self.metrics,
+            "scores": [asdict(score) for score in self.scores],
+            "n_unreadable": self.n_unreadable,
+            "retry_report": self.retry_report.to_dict(),
+            "seconds": round(self.seconds, 3),
+            "error": self.error,
+            "on_training_rows": self.on_training_rows,
+            "n_training_rows": self.n_training_rows,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EvalSummary:
+        given = {name: data[name] for name in ("model", "n_rows", "num_samples", "n_unreadable", "seconds", "error")}
+        scores = [Score(**score) for score in data["scores"]]
+        marks = {name: data[name] for name in ("on_training_rows", "n_training_rows") if name in data}
+        return cls(**given, **marks, scores=scores, retry_report=RetryReport.from_dict(data["retry_report"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalArtifacts:
+    """An evaluation's result, and where its files are; without an output directory there are none."""
+
+    summary: EvalSummary
+    rollouts: list[Rollout] = field(default_factory=list)
+    """Every answer, row by row."""
+    output_dir: Path | None = None
+
+    @property
+    def summary_path(self) -> Path | None:
+        return self._file(SUMMARY_FILE)
+
+    @property
+    def markdown_path(self) -> Path | None:
+        return self._file(MARKDOWN_FILE)
+
+    @property
+    def predictions_path(self) -> Path | None:
+        return self._file(PREDICTIONS_FILE)
+
+    @property
+    def retry_report_path(self) -> Path | None:
+        return self._file(RETRY_FILE)
+
+    def _file(self, name: str) -> Path | None:
+        return None if self.output_dir is None else self.output_dir / name
+
+
+SUMMARY_FILE, MARKDOWN_FILE = "summary.json", "summary.md"
+PREDICTIONS_FILE, RETRY_FILE = "predictions.jsonl", "retry_report.json"
+
+
+def format_summary_markdown(summary: EvalSummary, title: str = "Model evaluation") -> str:
+    """The summary for people."""
+    answers = f"{summary.num_samples} answer{'s' if summary.num_samples != 1 else ''} each"
+    lines = [
+        f"# {title}",
+        "",
+        f"Model `{summary.model}` on {summary.n_rows} rows, {answers}, in {summary.seconds:.1f} s.",
+        "",
+        "| metric | score | 95 % interval | rows | answers | errors |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in summary.scores:
+        value = "-" if one.value is None else f"{one.value:.4f}"
+        interval = "-" if one.low is None or one.high is None else f"{one.low:.4f} to {one.high:.4f}"
+        lines.append(f"| {one.metric} | {value} | {interval} | {one.n_tasks} | {one.n_rollouts} | {one.n_errors} |")
+    if summary.on_training_rows or summary.n_training_rows:
+        which = "" if summary.on_training_rows else f" ({summary.n_training_rows} of {summary.n_rows})"
+        lines += ["", f"**Scored on training rows{which}:** it shows what was memorised, not learnt."]
+    if summary.error:
+        lines += ["", f"**No valid score:** {summary.error}"]
+    if summary.n_unreadable:
+        lines += ["", f"No answer could be read in {summary.n_unreadable} completions; they count as wrong."]
+    report = summary.retry_report
+    lines += [
+        "",
+        f"Calls: {report.total_calls}, tried again: {report.total_retries}, failed for good: {report.total_failures}.",
+    ]
+    lines += [
+        f"- `{failure.key}` after {failure.attempts} tries: {' '.join(failure.error.split())}"
+        for failure in report.failures[:SHOWN_FAILURES]
+    ]
+    more = report.total_failures - SHOWN_FAILURES
+    lines += [f"- and {more} more"] if more > 0 else []
+    return "\n".join(map(inline_markdown, lines)) + "\n"
+
 
 AskSample = Callable[[Prompt, int], Awaitable[str]]
 """The answer to a prompt, for the sample of that number."""
@@ -53,7 +311,7 @@ class ModelEvalConfig:
     """What the summary calls the model."""
     extract: Callable[[str], str | None] = extract_predicted_slug
     """Reads the answer from a completion."""
-    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
+    sleep: Callable[[float], Awaitable[None]] = field(default=apause_before_retry, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "num_samples", "max_attempts", "batch_size"):
@@ -69,32 +327,28 @@ def load_eval_dataset(path: str | Path, *, system: str | None = DEFAULT_SYSTEM) 
     """
 
     def convert(row: Row) -> Row:
-        asked = {**row, "prompt": chat_messages(row["query"], system)} if _is_query(row) else row
-        question_of(asked, 0)
-        return asked
+        if isinstance(row.get("query"), str) and not any(row.get(key) for key in ("prompt", "messages", "inputs")):
+            row = {**row, "prompt": chat_messages(row["query"], system)}
+        question_of(row, 0)  # refuses a row without a question or an answer
+        return row
 
-    rows = list(read_rows(path, convert)) if not str(path).endswith(".json") else [*map(convert, _json_list(path))]
+    if str(path).endswith(".json"):
+        try:
+            listed = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as exc:
+            raise DataError(f"{path}: {getattr(exc, 'strerror', None) or reason(exc)}") from exc
+        if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
+            raise DataError(f"{path}: expected a list of objects")
+        rows = [convert(row) for row in listed]
+    else:
+        rows = list(read_rows(path, convert))
     if not rows:
         raise DataError(f"{path} has no rows")
     return rows
 
 
-def _is_query(row: Row) -> bool:
-    return isinstance(row.get("query"), str) and not any(row.get(key) for key in ("prompt", "messages", "inputs"))
-
-
-def _json_list(path: str | Path) -> list[Row]:
-    try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise DataError(f"{path}: {getattr(exc, 'strerror', None) or reason(exc)}") from exc
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path}: expected a list of objects")
-    return rows
-
-
 def evaluate_model(
-    client: Any,
+    client: InferenceClient,
     rows: Sequence[Row] | str | Path,
     *,
     matcher: AliasMatcher | None = None,
@@ -112,7 +366,7 @@ def evaluate_model(
 
 
 async def aevaluate_model(
-    client: Any,
+    client: InferenceClient,
     rows: Sequence[Row] | str | Path,
     *,
     matcher: AliasMatcher | None = None,
@@ -130,8 +384,8 @@ async def aevaluate_model(
     try:
         return await evaluate_answers(ask, rows, matcher=matcher, output_dir=output_dir, config=cfg, finished=finished)
     finally:
-        if callable(getattr(client, "aclose", None)):
-            await client.aclose()
+        if callable(close := getattr(client, "aclose", None)):
+            await close()
 
 
 async def evaluate_answers(
@@ -143,158 +397,130 @@ async def evaluate_answers(
     config: ModelEvalConfig | None = None,
     finished: FinishedRollouts | None = None,
     clock: Callable[[], float] = time.monotonic,
+    on_training_rows: bool = False,
+    n_training_rows: int = 0,
 ) -> EvalArtifacts:
-    """The same for anything that answers; `ask` is told which sample it is, so that samples can differ by seed."""
-    cfg, matcher, started = config or ModelEvalConfig(), matcher or AliasMatcher(), clock()
+    """Score anything that answers; `ask` gets the number of the sample, so that samples can differ by seed."""
+    cfg, matcher = config or ModelEvalConfig(), matcher or AliasMatcher()
     loaded = load_eval_dataset(rows) if isinstance(rows, str | Path) else rows
-    questions = _questions(loaded)
-    report = RetryReport()
-    groups = await _answers(questions, ask, cfg, report, finished, clock)
-    marked = [
-        [_marked(rollout, question, matcher, cfg) for rollout in group]
-        for question, group in zip(questions, groups, strict=True)
+    if not loaded:
+        raise DataError("there are no rows to evaluate on")
+    questions = [question_of(row, index) for index, row in enumerate(loaded)]
+    seen = Counter(question.task_id for question in questions)
+    questions = [
+        one if seen[one.task_id] == 1 else replace(one, task_id=f"{one.task_id} (row {index})")
+        for index, one in enumerate(questions)
     ]
-    everything = [rollout for group in marked for rollout in group]
+    levels = [
+        (f"{PREFIXES[level]}_pass@{k}", LevelPass(level, k))
+        for level in (LEVELS if matcher.has_secondary else LEVELS[:2])
+        for k in dict.fromkeys((1, cfg.num_samples))
+    ]
+    result = await evaluate(
+        AliasModel(ask=ask, matcher=matcher, cfg=cfg, clock=clock),
+        questions,
+        levels,
+        name=cfg.model_name,
+        split="eval",
+        num_samples=cfg.num_samples,
+        finished=finished,
+        clock=clock,
+    )
+    report = RetryReport()  # of the whole evaluation, also of what an earlier process asked
+    for rollout in result.rollouts:
+        attempts, error = rollout.metadata["attempts"], rollout.error or rollout.status
+        failed = RetryFailure(key=rollout.task_id, attempts=attempts, error=error) if rollout.status != "ok" else None
+        report.add(attempts, failed)
     summary = EvalSummary(
         model=cfg.model_name,
         n_rows=len(questions),
         num_samples=cfg.num_samples,
-        scores=_scores(questions, marked, matcher, cfg.num_samples),
-        n_unreadable=sum(r.status == "ok" and r.metadata["predicted"] is None for r in everything),
+        scores=result.scores,
+        n_unreadable=sum(r.status == "ok" and r.metadata["predicted"] is None for r in result.rollouts),
         retry_report=report,
-        seconds=clock() - started,
-        error=why_invalid(_tasks(questions, marked, "alias"), everything),
+        seconds=result.seconds,
+        error=result.error,
+        on_training_rows=on_training_rows,
+        n_training_rows=n_training_rows,
     )
     folder = None if output_dir is None else Path(output_dir)
-    return _write(EvalArtifacts(summary=summary, rollouts=everything, output_dir=folder))
+    if folder is not None:  # the summary last: where it is, everything is
+        write_rows(folder / PREDICTIONS_FILE, map(_to_prediction, result.rollouts), record=True)
+        write_json(folder / RETRY_FILE, report.to_dict())
+        write_text(folder / MARKDOWN_FILE, format_summary_markdown(summary, title=f"Evaluation of {summary.model}"))
+        write_json(folder / SUMMARY_FILE, summary.to_dict())
+    return EvalArtifacts(summary=summary, rollouts=result.rollouts, output_dir=folder)
 
 
-def _questions(rows: Sequence[Row]) -> list[Question]:
-    if not rows:
-        raise DataError("there are no rows to evaluate on")
-    questions = [question_of(row, index) for index, row in enumerate(rows)]
-    seen = Counter(question.id for question in questions)
-    return [
-        question if seen[question.id] == 1 else replace(question, id=f"{question.id} (row {index})")
-        for index, question in enumerate(questions)
-    ]
+@dataclass(frozen=True, slots=True)
+class LevelPass:
+    """pass@k where an answer passes that matches at this level or more strictly."""
+
+    level: Level
+    k: int
+
+    def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
+        counted = LEVELS[: LEVELS.index(self.level) + 1]
+        passed = [
+            [float(not is_errored(one) and one.metadata["match"] in counted) for one in group] for group in rollouts
+        ]
+        return float(metrics.build(f"pass@{self.k}", {}).compute(passed))
 
 
-async def _answers(
-    questions: Sequence[Question],
-    ask: AskSample,
-    cfg: ModelEvalConfig,
-    report: RetryReport,
-    finished: FinishedRollouts | None,
-    clock: Callable[[], float],
-) -> list[list[Rollout]]:
-    """Per question, an answer per sample."""
-    slots = asyncio.Semaphore(cfg.batch_size)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasModel:
+    """Something that answers rows whose answer is one identifier; the reward is 1 for it or a verified alias."""
 
-    async def answer(question: Question, sample: int) -> Rollout:
-        known = finished.find(question.id, sample) if finished is not None else None
-        if known is not None:
-            report.add(known.metadata["attempts"])  # the report is of the evaluation, not of this process
-            return known
-        async with slots:
-            rollout = await _answer(question, sample, ask, cfg, report, clock)
-            if finished is not None:
-                finished.add(question.id, sample, rollout)
-            return rollout
+    ask: AskSample
+    matcher: AliasMatcher
+    cfg: ModelEvalConfig
+    clock: Callable[[], float]
 
-    each = cfg.num_samples
-    made = await gathered([asyncio.ensure_future(answer(one, n)) for one in questions for n in range(each)])
-    return [made[first : first + each] for first in range(0, len(made), each)]
-
-
-async def _answer(
-    question: Question,
-    sample: int,
-    ask: AskSample,
-    cfg: ModelEvalConfig,
-    report: RetryReport,
-    clock: Callable[[], float],
-) -> Rollout:
-    started, own = clock(), RetryReport()
-
-    text = await acall_with_retry(
-        lambda: ask(question.prompt, sample),
-        key=question.id,
-        max_attempts=cfg.max_attempts,
-        report=own,
-        sleep=cfg.sleep,
-    )
-    failure = own.failures[0] if own.failures else None
-    report.add(1 + own.total_retries, failure)
-    turns = [] if text is None else [Turn(prompt_tokens=[], completion_tokens=[], logprobs=[], text=text)]
-    return Rollout(
-        task_id=question.id,
-        turns=turns,
-        status="infra_error" if failure else "ok",
-        error=failure.error if failure else None,
-        seconds=clock() - started,
-        metadata={
-            "sample": sample,
-            "attempts": 1 + own.total_retries,
-            "prompt": question.prompt,
-            "target": question.target,
-        },
-    )
-
-
-def _marked(rollout: Rollout, question: Question, matcher: AliasMatcher, cfg: ModelEvalConfig) -> Rollout:
-    """With the answer that was read, and how it matches; the reward is 1 for the answer or a verified alias."""
-    if rollout.status != "ok":
-        return replace(rollout, metadata={**rollout.metadata, "predicted": None, "match": None})
-    predicted = cfg.extract(rollout.completion)
-    found = matcher.match(predicted, question.target)
-    reward = float(found in ("exact", "alias"))
-    return replace(rollout, reward=reward, metadata={**rollout.metadata, "predicted": predicted, "match": found})
-
-
-def _scores(
-    questions: Sequence[Question], groups: Sequence[Sequence[Rollout]], matcher: AliasMatcher, num_samples: int
-) -> list[Score]:
-    levels = LEVELS if matcher.has_secondary else LEVELS[:2]
-    return [
-        score_one(f"{PREFIXES[level]}_pass@{k}", metrics.build(f"pass@{k}", {}), _tasks(questions, groups, level))
-        for level in levels
-        for k in dict.fromkeys((1, num_samples))
-    ]
-
-
-def _tasks(questions: Sequence[Question], groups: Sequence[Sequence[Rollout]], level: Level) -> list[TaskScores]:
-    """The rows with the rewards of one level: matches at it, or more strictly, count."""
-    counted = LEVELS[: LEVELS.index(level) + 1]
-    return [
-        scores_of_task(
-            question.id,
-            [
-                rollout
-                if rollout.reward is None
-                else replace(rollout, reward=float(rollout.metadata["match"] in counted))
-                for rollout in group
-            ],
-            target=wanted_answer(question.target),
+    async def roll_out(
+        self, tasks: Sequence[RowQuestion], *, num_samples: int = 1, finished: FinishedRollouts | None = None
+    ) -> list[list[Rollout]]:
+        groups = await answer_each(
+            tasks, self._answer, num_samples=num_samples, concurrency=self.cfg.batch_size, finished=finished
         )
-        for question, group in zip(questions, groups, strict=True)
-    ]
+        # Matched here and not when it is answered: other aliases do not need another answer.
+        return [
+            [self._match(rollout, question) for rollout in group] for question, group in zip(tasks, groups, strict=True)
+        ]
+
+    async def _answer(self, question: RowQuestion, sample: int) -> Rollout:
+        started, report = self.clock(), RetryReport()
+        text = await acall_with_retry(
+            lambda: self.ask(question.prompt, sample),
+            key=question.task_id,
+            max_attempts=self.cfg.max_attempts,
+            report=report,
+            sleep=self.cfg.sleep,
+        )
+        return Rollout(
+            task_id=question.task_id,
+            turns=[] if text is None else [Turn(prompt_tokens=[], completion_tokens=[], logprobs=[], text=text)],
+            status="infra_error" if report.failures else "ok",
+            error=report.failures[0].error if report.failures else None,
+            seconds=self.clock() - started,
+            metadata={
+                "sample": sample,
+                "attempts": 1 + report.total_retries,
+                "prompt": question.prompt,
+                "target": question.target,
+            },
+        )
+
+    def _match(self, rollout: Rollout, question: RowQuestion) -> Rollout:
+        """The rollout with the answer that was read in it, and how it matches."""
+        if rollout.status != "ok":
+            return replace(rollout, metadata={**rollout.metadata, "predicted": None, "match": None})
+        predicted = self.cfg.extract(rollout.completion)
+        found = self.matcher.match(predicted, question.target)
+        reward = float(found in ("exact", "alias"))
+        return replace(rollout, reward=reward, metadata={**rollout.metadata, "predicted": predicted, "match": found})
 
 
-def _write(found: EvalArtifacts) -> EvalArtifacts:
-    """The files, the summary last: where it is, everything is."""
-    if found.output_dir is None:
-        return found
-    summary = found.summary
-    assert found.predictions_path and found.retry_report_path and found.markdown_path and found.summary_path
-    write_rows(found.predictions_path, map(_prediction, found.rollouts), record=True)
-    write_json(found.retry_report_path, summary.retry_report.to_dict())
-    write_text(found.markdown_path, format_summary_markdown(summary, title=f"Evaluation of {summary.model}"))
-    write_json(found.summary_path, summary.to_dict())
-    return found
-
-
-def _prediction(rollout: Rollout) -> dict[str, Any]:
+def _to_prediction(rollout: Rollout) -> dict[str, object]:
     return {
         "id": rollout.task_id,
         **{key: rollout.metadata.get(key) for key in ("sample", "prompt", "target", "predicted", "match")},

@@ -12,18 +12,20 @@ import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from evsys_sdk.answers import answer_in, same_answer, wanted_answer
 from evsys_sdk.constants import VERIFIER_SECONDS
-from evsys_sdk.data_types import HarborTask, InProcessVerifier, detect_format, from_dict
-from evsys_sdk.errors import BackendError, Cancelled, DataError, EvsysError, blame, shorten
-from evsys_sdk.eval.scoring import NamedMetric, score_all, scores_of_task, why_invalid
-from evsys_sdk.protocols import EvalResult, FinishedRollouts, Rollout, Row, Turn
+from evsys_sdk.data_types import Columns, Content, HarborTask, InProcessVerifier, Message, detect_format, from_dict
+from evsys_sdk.errors import BackendError, Cancelled, DataError, EvsysError, error_boundary, shorten
+from evsys_sdk.eval.evaluate import answer_each, evaluate
+from evsys_sdk.eval.scoring import NamedMetric
+from evsys_sdk.protocols import EvalResult, FinishedRollouts, InferenceClient, Rollout, Row, Turn
 from evsys_sdk.registry import verifiers
 
-Prompt = str | list[dict[str, Any]]
+Prompt = str | list[Message]
 Ask = Callable[[Prompt], Awaitable[str]]
 
 CONCURRENCY = 16
@@ -31,22 +33,76 @@ _DEFAULT_MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One row, ready to be asked."""
+class RowQuestion:
+    """One row as an `EvalTask`, ready to be asked."""
 
-    id: str
+    task_id: str
     prompt: Prompt
-    target: Any
+    target: object
     verifier: InProcessVerifier | None = None
-    instruction: Any = None
-    """What the verifier is told the prompt was."""
+    instruction: Content | None = None
+    """What the verifier gets as the prompt."""
+    metadata: Columns = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowModel:
+    """A client that answers rows: graded by the row's verifier, else by comparison with the row's own answer."""
+
+    ask: Ask
+    concurrency: int
+    clock: Callable[[], float] = time.monotonic
+
+    async def roll_out(
+        self, tasks: Sequence[RowQuestion], *, num_samples: int = 1, finished: FinishedRollouts | None = None
+    ) -> list[list[Rollout]]:
+        return await answer_each(
+            tasks, self._answer, num_samples=num_samples, concurrency=self.concurrency, finished=finished
+        )
+
+    async def _answer(self, question: RowQuestion, sample: int) -> Rollout:
+        started, plan = self.clock(), question.verifier
+        text: str | None = None
+        reward, error = None, None
+        try:
+            with error_boundary(BackendError, f"inference on {question.task_id}"):
+                answer: object = await self.ask(question.prompt)
+            if not isinstance(answer, str):
+                raise BackendError(f"inference on {question.task_id} returned {type(answer).__name__}, not text")
+            text = answer
+            if plan is None:
+                reward = float(same_answer(text, question.target))
+            else:
+                verdict = await verifiers.adapted(plan.fn_name).judge_within(
+                    VERIFIER_SECONDS,
+                    text,
+                    plan.expected,
+                    plan.params,
+                    prompt=question.instruction,
+                    task_id=question.task_id,
+                )
+                reward = float(verdict.reward)
+        except Cancelled:
+            raise
+        except EvsysError as exc:
+            error = str(exc)
+        about = {"prompt": question.prompt, "target": question.target}
+        return Rollout(
+            task_id=question.task_id,
+            turns=[] if text is None else [Turn(prompt_tokens=[], completion_tokens=[], logprobs=[], text=text)],
+            reward=reward,
+            status="infra_error" if error else "ok",
+            error=error,
+            seconds=self.clock() - started,
+            metadata=about if text is None else {**about, "prediction": answer_in(text)},
+        )
 
 
 async def score_rows(
     rows: Sequence[Row],
     *,
     metrics: Sequence[NamedMetric],
-    client: Any,
+    client: InferenceClient,
     limit: int | None = None,
     concurrency: int = CONCURRENCY,
     finished: Callable[[str], FinishedRollouts] | None = None,
@@ -55,124 +111,52 @@ async def score_rows(
     """Scores of `client`'s answers to the first `limit` rows; a row that cannot be asked is refused before any is.
 
     `finished` gives, for the hash of the questions, those that were answered before an interruption."""
-    started = clock()
     questions = [question_of(row, index) for index, row in enumerate(rows[:limit])]
-    ask, slots = asker(client), asyncio.Semaphore(concurrency)
-    done = finished(_hash(questions)) if finished else None
+    done = None
+    if finished:  # the same hash for the same questions, answers and verifiers
+        text = json.dumps([asdict(one) for one in questions], default=repr)
+        done = finished(hashlib.sha256(text.encode()).hexdigest())
+    model = RowModel(ask=asker(client), concurrency=concurrency, clock=clock)
+    return await evaluate(model, questions, metrics, name="eval", split="eval", finished=done, clock=clock)
 
-    async def answer(question: Question) -> Rollout:
-        known = done.find(question.id, 0) if done else None
-        if known is not None:
-            return known
-        async with slots:
-            rollout = await _answered(question, ask, clock)
-        if done:
-            done.add(question.id, 0, rollout)
-        return rollout
 
-    rollouts = await gathered([asyncio.ensure_future(answer(question)) for question in questions])
-    tasks = [
-        scores_of_task(question.id, [rollout], target=question.target)
-        for question, rollout in zip(questions, rollouts, strict=True)
-    ]
-    return EvalResult(
-        name="eval",
-        split="eval",
-        scores=score_all(metrics, tasks),
-        rollouts=rollouts,
-        error=why_invalid(tasks, rollouts),
-        seconds=clock() - started,
+def asker(client: InferenceClient) -> Ask:
+    """How to ask an InferenceClient: by its `agenerate`, else by its `generate`, in a thread unless that is async."""
+    agenerate = getattr(client, "agenerate", None)
+    if callable(agenerate):
+        return lambda prompt: agenerate(prompt=prompt)
+    settings = getattr(client, "cfg", None)
+    return partial(
+        _generate,
+        client.generate,
+        max_tokens=getattr(settings, "max_tokens", _DEFAULT_MAX_TOKENS),
+        temperature=getattr(settings, "temperature", 0.0),
+        stop=getattr(settings, "stop", None),
     )
 
 
-def _hash(questions: Sequence[Question]) -> str:
-    """The same for the same questions, answers and verifiers."""
-    return hashlib.sha256(json.dumps([asdict(one) for one in questions], default=repr).encode()).hexdigest()
-
-
-async def gathered(jobs: list[asyncio.Future[Rollout]]) -> list[Rollout]:
-    """The results in order; when one raises, the others end with it."""
-    try:
-        return list(await asyncio.gather(*jobs))
-    except BaseException:  # cancelled: what is still under way must not go on behind our back
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-        raise
-
-
-def asker(client: Any) -> Ask:
-    """How to ask an InferenceClient: by its `agenerate`, else by its `generate`, in a thread unless that is async."""
-    if callable(getattr(client, "agenerate", None)):
-        return lambda prompt: client.agenerate(prompt=prompt)
-    settings = getattr(client, "cfg", None)
-    options = {
-        "max_tokens": getattr(settings, "max_tokens", _DEFAULT_MAX_TOKENS),
-        "temperature": getattr(settings, "temperature", 0.0),
-        "stop": getattr(settings, "stop", None),
-    }
-    if inspect.iscoroutinefunction(client.generate):
-        return lambda prompt: client.generate(prompt=prompt, **options)
-    return lambda prompt: asyncio.to_thread(client.generate, prompt=prompt, **options)
-
-
 async def ask_text(
-    client: Any, prompt: Prompt, *, max_tokens: int, temperature: float, stop: Sequence[str] | None = None
+    client: InferenceClient, prompt: Prompt, *, max_tokens: int, temperature: float, stop: Sequence[str] | None = None
 ) -> str:
     """What an InferenceClient says to a prompt with these settings; in a thread unless it can be awaited."""
-    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "stop": stop}
-    if callable(getattr(client, "agenerate", None)):
-        text = await client.agenerate(prompt=prompt, **options)
-    elif inspect.iscoroutinefunction(client.generate):
-        text = await client.generate(prompt=prompt, **options)
+    agenerate = getattr(client, "agenerate", None)
+    if callable(agenerate):
+        text = await agenerate(prompt=prompt, max_tokens=max_tokens, temperature=temperature, stop=stop)
     else:
-        text = await asyncio.to_thread(client.generate, prompt=prompt, **options)
+        text = await _generate(client.generate, prompt, max_tokens=max_tokens, temperature=temperature, stop=stop)
     if not isinstance(text, str):
         raise BackendError(f"the client returned {type(text).__name__}, not text")
     return text
 
 
-async def _answered(question: Question, ask: Ask, clock: Callable[[], float]) -> Rollout:
-    started = clock()
-    text: str | None = None
-    reward, error = None, None
-    try:
-        with blame(BackendError, f"inference on {question.id}"):
-            text = await ask(question.prompt)
-        if not isinstance(text, str):
-            raise BackendError(f"inference on {question.id} returned {type(text).__name__}, not text")
-        reward = await _reward(question, text)
-    except Cancelled:
-        raise
-    except EvsysError as exc:
-        error = str(exc)
-    turns = [Turn(prompt_tokens=[], completion_tokens=[], logprobs=[], text=text)] if isinstance(text, str) else []
-    return Rollout(
-        task_id=question.id,
-        turns=turns,
-        reward=reward,
-        status="infra_error" if error else "ok",
-        error=error,
-        seconds=clock() - started,
-        metadata={"prompt": question.prompt, "target": question.target} | _prediction(text),
-    )
+async def _generate(generate: Callable[..., Any], prompt: Prompt, **settings: object) -> Any:
+    """What a client of a project returns, which may be anything; in a thread unless it can be awaited."""
+    if inspect.iscoroutinefunction(generate):
+        return await generate(prompt=prompt, **settings)
+    return await asyncio.to_thread(generate, prompt=prompt, **settings)
 
 
-def _prediction(text: Any) -> dict[str, str]:
-    return {"prediction": answer_in(text)} if isinstance(text, str) else {}
-
-
-async def _reward(question: Question, text: str) -> float:
-    plan = question.verifier
-    if plan is None:
-        return float(same_answer(text, question.target))
-    verdict = await verifiers.adapted(plan.fn_name).judge_within(
-        VERIFIER_SECONDS, text, plan.expected, plan.params, prompt=question.instruction, task_id=question.id
-    )
-    return float(verdict.reward)
-
-
-def question_of(row: Row, index: int) -> Question:
+def question_of(row: Row, index: int) -> RowQuestion:
     """What to ask and what to expect, for a row of any known shape; a DataError names what is missing."""
     if detect_format(row) == "harbor_task":
         return _task_question(row, index)
@@ -184,10 +168,12 @@ def question_of(row: Row, index: int) -> Question:
             f"eval row {index} has {what}; it has: {keys}. A target is `tool_slug` or `answer`, `target_assistant`, "
             "a last assistant message, `expected` or `completion`"
         )
-    return Question(id=_row_id(row, index), prompt=prompt, target=target)
+    own = next((row[key] for key in ("id", "task_id") if row.get(key) is not None), None)
+    name = f"row {index}" if own is None else f"row {index} ({own})"
+    return RowQuestion(task_id=name, prompt=prompt, target=target)
 
 
-def _task_question(row: Row, index: int) -> Question:
+def _task_question(row: Row, index: int) -> RowQuestion:
     try:
         task = from_dict(row)
     except DataError as exc:
@@ -199,18 +185,13 @@ def _task_question(row: Row, index: int) -> Question:
     system = task.metadata.get("system")
     before = [{"role": "system", "content": system}] if system else []
     prompt = shortest([*before, {"role": "user", "content": task.instruction}])
-    return Question(
-        id=task.task_id,
+    return RowQuestion(
+        task_id=task.task_id,
         prompt=prompt,
         target=task.verifier.expected,
         verifier=task.verifier,
         instruction=task.instruction,
     )
-
-
-def _row_id(row: Row, index: int) -> str:
-    own = next((row[key] for key in ("id", "task_id") if row.get(key) is not None), None)
-    return f"row {index}" if own is None else f"row {index} ({own})"
 
 
 def prompt_of(row: Row) -> Prompt | None:
@@ -220,7 +201,10 @@ def prompt_of(row: Row) -> Prompt | None:
         return prompt
     messages = row.get("messages")
     if isinstance(messages, list):
-        before = messages[:-1] if _answers_itself(row, messages) else messages
+        last = messages[-1] if messages else {}
+        # With `target_assistant` an assistant message at the end is an earlier turn, unless it is that very target.
+        is_answer = last.get("role") == "assistant" and row.get("target_assistant") in (None, last.get("content"))
+        before = messages[:-1] if is_answer else messages
         return shortest(before) if before else None
     inputs = row.get("inputs")
     if isinstance(inputs, dict) and inputs:
@@ -229,23 +213,16 @@ def prompt_of(row: Row) -> Prompt | None:
     return None
 
 
-def _answers_itself(row: Row, messages: list[Any]) -> bool:
-    """Whether the last message is the answer, and not part of the question."""
-    # With `target_assistant` an assistant message at the end would be an earlier turn, unless it is that very target.
-    last = messages[-1] if messages else {}
-    target = row.get("target_assistant")
-    return last.get("role") == "assistant" and target in (None, last.get("content"))
-
-
-def shortest(messages: list[dict[str, Any]]) -> Prompt:
+def shortest(messages: list[Message]) -> Prompt:
     """A chat of one user text as just that text: what a client that knows no messages can take."""
     only = messages[0] if len(messages) == 1 else {}
     content = only.get("content")
     return content if only.get("role") == "user" and isinstance(content, str) else messages
 
 
-def target_of(row: Row) -> Any:
+def target_of(row: Row) -> object:
     """The answer in a row: `tool_slug` or `answer` (with `toolkit`), else the assistant's words, else `expected`."""
+    # Where both have it, the row's own column counts.
     columns = {**(row.get("metadata") or {}), **row}
     for key in ("tool_slug", "answer"):
         if columns.get(key) is not None:
@@ -257,3 +234,7 @@ def target_of(row: Row) -> Any:
     if messages and messages[-1].get("role") == "assistant":
         return messages[-1].get("content")
     return next((row[key] for key in ("expected", "completion") if row.get(key) is not None), None)
+
+
+EVAL_DATA = "eval.eval_data"
+"""What the leakage audit calls the rows of `run.eval`."""

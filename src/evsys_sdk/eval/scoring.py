@@ -7,24 +7,24 @@ stays in the denominator as a failure; when all of them broke there is no score 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from evsys_sdk.errors import Cancelled, EvsysError, blame
-from evsys_sdk.eval.metrics import MetricFunction, as_metric
-from evsys_sdk.eval.statistics import Interval, interval
-from evsys_sdk.protocols import Rollout, Score, TaskScores
+from evsys_sdk.data_types import Columns
+from evsys_sdk.errors import Cancelled, EvsysError, error_boundary
+from evsys_sdk.eval.metrics import as_metric
+from evsys_sdk.protocols import MACHINE_FAILURES, Rollout, Score, TaskScores
+from evsys_sdk.stats.comparison import interval
 
-NamedMetric = tuple[str, Any]
+NamedMetric = tuple[str, object]
 """The name it was asked for by, and the metric instance."""
 
 
 def is_errored(rollout: Rollout) -> bool:
-    """True when nobody can say how good this try was. An agent that gave up or ran out of time can be graded."""
-    return rollout.reward is None or rollout.status in ("infra_error", "cancelled")
+    """Whether this rollout has no valid reward. An agent that gave up or ran out of time can be graded."""
+    return rollout.reward is None or rollout.status in MACHINE_FAILURES
 
 
 def scores_of_task(
-    task_id: str, rollouts: Sequence[Rollout], *, target: Any = None, metadata: dict[str, Any] | None = None
+    task_id: str, rollouts: Sequence[Rollout], *, target: object = None, metadata: Columns | None = None
 ) -> TaskScores:
     """What is known of one task after its rollouts."""
     return TaskScores(
@@ -46,15 +46,23 @@ def score_all(
     return [score_one(name, metric, tasks, clusters) for name, metric in metrics]
 
 
-def score_one(name: str, metric: Any, tasks: Sequence[TaskScores], clusters: Mapping[str, str] | None = None) -> Score:
+def score_one(
+    name: str, metric: object, tasks: Sequence[TaskScores], clusters: Mapping[str, str] | None = None
+) -> Score:
     """One metric with its 95 % interval; a metric that fails, or an eval where all errored, has no value."""
     value, bounds, error = None, None, invalid_reason(tasks)
     if error is None:
         try:
-            with blame(EvsysError, f"metric {name!r}"):
+            with error_boundary(EvsysError, f"metric {name!r}"):
                 fold = as_metric(metric)
                 value = fold(tasks)
-            bounds = _interval(fold, tasks, is_share(metric), clusters or {})
+            of = [clusters.get(task.task_id, task.task_id) for task in tasks] if clusters else None
+            try:
+                bounds = interval(fold, tasks, share=is_share(metric), clusters=of)
+            except Cancelled:
+                raise
+            except Exception:  # a metric that works on all tasks but not on a part of them has no interval
+                bounds = None
         except Cancelled:
             raise
         except EvsysError as exc:
@@ -88,32 +96,19 @@ def why_invalid(tasks: Sequence[TaskScores], rollouts: Sequence[Rollout]) -> str
     return f"{reason}; the first: {first}" if reason and first else reason
 
 
-def is_share(metric: Any) -> bool:
+def is_share(metric: object) -> bool:
     """Whether values of this metric between 0 and 1 are shares of something; dollars, say, are not."""
     return bool(getattr(metric, "share", True))
-
-
-def _interval(
-    fold: MetricFunction, tasks: Sequence[TaskScores], share: bool, clusters: Mapping[str, str]
-) -> Interval | None:
-    try:
-        of = [clusters.get(task.task_id, task.task_id) for task in tasks] if clusters else None
-        return interval(fold, tasks, share=share, clusters=of)
-    except Cancelled:
-        raise
-    except Exception:  # a metric that works on all tasks but not on a part of them has a value and no interval
-        return None
 
 
 def break_down(
     keys: Sequence[str], metrics: Sequence[NamedMetric], tasks: Sequence[TaskScores]
 ) -> dict[str, dict[str, list[Score]]]:
     """metadata key -> each of its values -> the metrics on the tasks that have it."""
-    return {key: _by_value(key, metrics, tasks) for key in keys}
-
-
-def _by_value(key: str, metrics: Sequence[NamedMetric], tasks: Sequence[TaskScores]) -> dict[str, list[Score]]:
-    groups: dict[str, list[TaskScores]] = {}
-    for task in tasks:
-        groups.setdefault(str(task.metadata.get(key, "(none)")), []).append(task)
-    return {value: score_all(metrics, groups[value]) for value in sorted(groups)}
+    found: dict[str, dict[str, list[Score]]] = {}
+    for key in keys:
+        groups: dict[str, list[TaskScores]] = {}
+        for task in tasks:
+            groups.setdefault(str(task.metadata.get(key, "(none)")), []).append(task)
+        found[key] = {value: score_all(metrics, groups[value]) for value in sorted(groups)}
+    return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from evsys_sdk.inference.asking import Completion, Usage
-from evsys_sdk.inference.trained import TrainedModelClient
+from evsys_sdk.inference.base import Completion, Usage
+from evsys_sdk.inference.policy import TrainedModelClient
 
 __all__ = ["Completion", "TrainedModelClient", "Usage"]
+
+EXTENSIONS = ("policy", "claude", "openai", "gemini")
+"""Modules of this room that register extensions."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from evsys_sdk.inference.asking import Completion, Question
-from evsys_sdk.inference.frontier import FrontierClient, Provider, whole
-from evsys_sdk.inference.wording import image_in, joined, spoken, system_text, tools_of
+from evsys_sdk.config.base import JsonDict
+from evsys_sdk.inference.base import Completion, GenerationRequest
+from evsys_sdk.inference.hosted import FrontierClient, Provider, image_in, joined, spoken, system_text, tools_of, whole
 from evsys_sdk.registry import register_inference
 
 
@@ -24,11 +24,28 @@ class ClaudeInference(FrontierClient):
     async def _disconnect(self, client: Any) -> None:
         await client.close()
 
-    async def _send(self, client: Any, question: Question) -> Completion:
-        message = await client.messages.create(model=self.cfg.model, **_request(question))
+    async def _send(self, client: Any, question: GenerationRequest) -> Completion:
+        turns = [
+            {"role": role, "content": [_block(block) for block in blocks]} for role, blocks in spoken(question.messages)
+        ]
+        request: JsonDict = {"model": self.cfg.model, "max_tokens": question.max_tokens, "messages": turns}
+        if system := system_text(question.messages):
+            request["system"] = system
+        if tools := tools_of(question.messages):
+            request["tools"] = [
+                {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
+                for tool in tools
+            ]
+        if question.stop:
+            request["stop_sequences"] = list(question.stop)
+        if question.temperature is not None:
+            # Newer versions of the SDK have no argument for it; older models still take it.
+            request["extra_body"] = {"temperature": question.temperature}
+        message = await client.messages.create(**request)
         blocks, usage = whole(message.content, "content"), whole(message.usage, "usage")
         texts = [block.text for block in blocks if block.type == "text"]
         calls = [(block.name, block.input) for block in blocks if block.type == "tool_use"]
+        # Anthropic's `input_tokens` leaves out what was written to or read from the cache.
         cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
         return Completion(
             text=joined(texts, calls),
@@ -39,30 +56,7 @@ class ClaudeInference(FrontierClient):
         )
 
 
-def _request(question: Question) -> dict[str, Any]:
-    request: dict[str, Any] = {
-        "max_tokens": question.max_tokens,
-        "messages": [
-            {"role": role, "content": [_block(block) for block in blocks]} for role, blocks in spoken(question.messages)
-        ],
-    }
-    system, tools = system_text(question.messages), tools_of(question.messages)
-    if system:
-        request["system"] = system
-    if tools:
-        request["tools"] = [
-            {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
-            for tool in tools
-        ]
-    if question.stop:
-        request["stop_sequences"] = list(question.stop)
-    if question.temperature is not None:
-        # Newer versions of the SDK have no argument for it; older models still take it.
-        request["extra_body"] = {"temperature": question.temperature}
-    return request
-
-
-def _block(block: dict[str, Any]) -> dict[str, Any]:
+def _block(block: JsonDict) -> JsonDict:
     if block.get("type", "text") == "text":
         return {"type": "text", "text": block.get("text") or ""}
     address, media_type, data = image_in(block)

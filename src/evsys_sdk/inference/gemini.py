@@ -6,12 +6,12 @@ import json
 import traceback
 from typing import Any
 
+from evsys_sdk.config.base import JsonDict
 from evsys_sdk.errors import BackendError
-from evsys_sdk.inference.asking import Completion, Question
-from evsys_sdk.inference.frontier import FrontierClient, Provider, whole
-from evsys_sdk.inference.patience import ErrorPage
-from evsys_sdk.inference.wording import image_in, joined, spoken, system_text, tools_of
+from evsys_sdk.inference.base import Completion, GenerationRequest
+from evsys_sdk.inference.hosted import FrontierClient, Provider, image_in, joined, spoken, system_text, tools_of, whole
 from evsys_sdk.registry import register_inference
+from evsys_sdk.retry import ErrorPage
 
 
 @register_inference("gemini")
@@ -23,7 +23,8 @@ class GeminiInference(FrontierClient):
     )
 
     def _connect(self) -> Any:
-        options: dict[str, Any] = {"timeout": int(self.cfg.timeout_seconds * 1000), "retry_options": {"attempts": 1}}
+        # In milliseconds, unlike the other SDKs. One attempt: the retries are `RetryPolicy`'s.
+        options: JsonDict = {"timeout": int(self.cfg.timeout_seconds * 1000), "retry_options": {"attempts": 1}}
         if self.cfg.base_url:
             options["base_url"] = self.cfg.base_url
         # `vertexai` is named so that a variable in the environment cannot send the request elsewhere.
@@ -33,12 +34,30 @@ class GeminiInference(FrontierClient):
         await client.aio.aclose()
         client.close()
 
-    async def _send(self, client: Any, question: Question) -> Completion:
-        contents, config = _request(question)
+    async def _send(self, client: Any, question: GenerationRequest) -> Completion:
+        contents = [
+            {"role": "model" if role == "assistant" else "user", "parts": [_part(block) for block in blocks]}
+            for role, blocks in spoken(question.messages)
+        ]
+        config: JsonDict = {
+            "max_output_tokens": question.max_tokens,
+            "temperature": question.temperature,
+            "stop_sequences": list(question.stop) or None,
+            "system_instruction": system_text(question.messages) or None,
+        }
+        tools = [
+            {"name": tool["name"], "description": tool["description"], "parameters_json_schema": tool["parameters"]}
+            for tool in tools_of(question.messages)
+        ]
+        if tools:
+            config["tools"] = [{"function_declarations": tools}]
+            config["automatic_function_calling"] = {"disable": True}
         try:
             answer = await client.aio.models.generate_content(model=self.cfg.model, contents=contents, config=config)
         except json.JSONDecodeError as exc:
-            if not _was_reading_an_error(exc):
+            # Whether the SDK stumbled over an error's text, and not over an answer's: nothing else tells them apart.
+            frames = traceback.extract_tb(exc.__traceback__)
+            if all(frame.name != "raise_for_async_response" for frame in frames):
                 raise
             raise ErrorPage("an error whose text is not JSON") from exc
         if not answer.candidates:
@@ -58,33 +77,7 @@ class GeminiInference(FrontierClient):
         )
 
 
-def _was_reading_an_error(exc: Exception) -> bool:
-    """Whether the SDK stumbled over an error's text, and not over an answer's; nothing else of it tells them apart."""
-    return any(frame.name == "raise_for_async_response" for frame in traceback.extract_tb(exc.__traceback__))
-
-
-def _request(question: Question) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    contents = [
-        {"role": "model" if role == "assistant" else "user", "parts": [_part(block) for block in blocks]}
-        for role, blocks in spoken(question.messages)
-    ]
-    config: dict[str, Any] = {
-        "max_output_tokens": question.max_tokens,
-        "temperature": question.temperature,
-        "stop_sequences": list(question.stop) or None,
-        "system_instruction": system_text(question.messages) or None,
-    }
-    tools = [
-        {"name": tool["name"], "description": tool["description"], "parameters_json_schema": tool["parameters"]}
-        for tool in tools_of(question.messages)
-    ]
-    if tools:
-        config["tools"] = [{"function_declarations": tools}]
-        config["automatic_function_calling"] = {"disable": True}
-    return contents, config
-
-
-def _part(block: dict[str, Any]) -> dict[str, Any]:
+def _part(block: JsonDict) -> JsonDict:
     if block.get("type", "text") == "text":
         return {"text": block.get("text") or ""}
     address, media_type, data = image_in(block)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from evsys_sdk.inference.asking import Completion, Question
-from evsys_sdk.inference.frontier import FrontierClient, Provider, whole
-from evsys_sdk.inference.wording import image_in, joined, spoken, system_text, tools_of
+from evsys_sdk.config.base import JsonDict
+from evsys_sdk.inference.base import Completion, GenerationRequest
+from evsys_sdk.inference.hosted import FrontierClient, Provider, image_in, joined, spoken, system_text, tools_of, whole
 from evsys_sdk.registry import register_inference
 
 
@@ -24,8 +24,24 @@ class OpenAIInference(FrontierClient):
     async def _disconnect(self, client: Any) -> None:
         await client.close()
 
-    async def _send(self, client: Any, question: Question) -> Completion:
-        answer = await client.chat.completions.create(model=self.cfg.model, **_request(question))
+    async def _send(self, client: Any, question: GenerationRequest) -> Completion:
+        system = system_text(question.messages)
+        messages: list[JsonDict] = []
+        if system:
+            messages.append({"role": "system", "content": system})
+        for role, blocks in spoken(question.messages):
+            is_text = all(block.get("type", "text") == "text" for block in blocks)  # every compatible server reads it
+            text = "\n".join(block.get("text") or "" for block in blocks)
+            messages.append({"role": role, "content": text if is_text else [_block(block) for block in blocks]})
+        # The older `max_tokens` is refused by reasoning models.
+        request: JsonDict = {"max_completion_tokens": question.max_tokens, "messages": messages}
+        if tools := tools_of(question.messages):
+            request["tools"] = [{"type": "function", "function": tool} for tool in tools]
+        if question.stop:
+            request["stop"] = list(question.stop)
+        if question.temperature is not None:
+            request["temperature"] = question.temperature
+        answer = await client.chat.completions.create(model=self.cfg.model, **request)
         choice = whole(answer.choices or None, "choices")[0]
         message, usage = whole(choice.message, "message"), answer.usage
         calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
@@ -38,30 +54,7 @@ class OpenAIInference(FrontierClient):
         )
 
 
-def _request(question: Question) -> dict[str, Any]:
-    system, tools = system_text(question.messages), tools_of(question.messages)
-    first = [{"role": "system", "content": system}] if system else []
-    request: dict[str, Any] = {
-        # The older `max_tokens` is refused by reasoning models.
-        "max_completion_tokens": question.max_tokens,
-        "messages": [*first, *(_message(role, blocks) for role, blocks in spoken(question.messages))],
-    }
-    if tools:
-        request["tools"] = [{"type": "function", "function": tool} for tool in tools]
-    if question.stop:
-        request["stop"] = list(question.stop)
-    if question.temperature is not None:
-        request["temperature"] = question.temperature
-    return request
-
-
-def _message(role: str, blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    if all(block.get("type", "text") == "text" for block in blocks):  # every compatible server reads plain text
-        return {"role": role, "content": "\n".join(block.get("text") or "" for block in blocks)}
-    return {"role": role, "content": [_block(block) for block in blocks]}
-
-
-def _block(block: dict[str, Any]) -> dict[str, Any]:
+def _block(block: JsonDict) -> JsonDict:
     if block.get("type", "text") == "text":
         return {"type": "text", "text": block.get("text") or ""}
     address, media_type, data = image_in(block)

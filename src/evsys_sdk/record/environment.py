@@ -23,11 +23,13 @@ PACKAGES = (
 
 def describe_environment(folder: Path) -> dict[str, Any]:
     """Python, platform, package versions, and the git commit of `folder`."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    dirty = bool(commit and _git(folder, "status", "--porcelain", "--untracked-files=no"))
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "git": _git_state(folder),
+        "git": None if commit is None else {"commit": commit, "dirty": dirty},
     }
 
 
@@ -42,13 +44,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _git_state(folder: Path) -> dict[str, Any] | None:
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

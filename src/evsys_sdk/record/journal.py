@@ -1,8 +1,9 @@
-"""What happened in an experiment, event by event: the truth from which an interrupted run is taken up again.
+"""The journal of an experiment, event by event: what an interrupted run resumes from.
 
-In: events of runs, each under a key that makes writing it twice the same as writing it once. Out: the same events, in
-order. One SQLite file per experiment, in WAL mode: a kill leaves every event whole or absent. Nothing is erased:
-what a resumed run does anew is marked as superseded.
+In: events of runs, each under a key that makes writing it twice the same as writing it once; rollouts of evaluations,
+one by one as they end. Out: the same events, in order; the rollouts that an earlier, interrupted process left, so that
+they are not made again. One SQLite file per experiment, in WAL mode: a kill leaves every event whole or absent. Nothing
+is erased: what a resumed run does anew is marked as superseded.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import json
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from evsys_sdk.errors import EvsysError, JournalDamaged, RecordLost, shorten
+from evsys_sdk.protocols import MACHINE_FAILURES, EvalResult, Rollout
+from evsys_sdk.record.models import from_data, rollout_from_data, rollout_to_data, to_data
 from evsys_sdk.redaction import redact, redact_values
 
+# `one_event` covers only what counts (superseded = 0): a step that is done again is noted under the same key, beside
+# the superseded one. Reads by run, attempt, kind and key use it too.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
     run TEXT NOT NULL, attempt INTEGER NOT NULL, fingerprint TEXT NOT NULL, PRIMARY KEY (run, attempt));
@@ -33,12 +39,16 @@ EXPERIMENT = ""
 """The run under which the experiment itself has its line."""
 ROLLOUT = "rollout"
 """The kind of event that there are thousands of."""
+IDENTITY = "run"
+"""The kind of event by which a run begins; its key is the run's identity."""
+REUSED = "reused"
+"""The kind of event that says where a run's other events were copied from."""
 TASKS = "tasks"
 """What the tasks of one benchmark asked and expected, by task id; the key is `split/name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class JournalEvent:
     """One thing that happened."""
 
     kind: str
@@ -54,7 +64,8 @@ class Journal:
     def __init__(self, path: Path):
         self.path = path
         self._lock = threading.Lock()
-        with self._blamed():
+        with self._error_boundary():
+            # isolation_level=None: every statement commits by itself, and Python opens no transaction behind our back.
             self._db = connect(str(path), isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -62,7 +73,7 @@ class Journal:
 
     def begin(self, run: str, fingerprint: str) -> RunJournal:
         """A new attempt at `run`; the events of earlier ones stay, and are not its own."""
-        with self._blamed(), self._lock:
+        with self._error_boundary(), self._lock:
             self._db.execute(
                 "INSERT INTO attempts SELECT ?, coalesce(max(attempt), 0) + 1, ? FROM attempts WHERE run = ?",
                 (run, fingerprint, run),
@@ -71,14 +82,14 @@ class Journal:
         assert last is not None
         return last
 
-    def copy(self, source: RunJournal, run: str, fingerprint: str, *, note: Event) -> RunJournal:
+    def copy(self, source: RunJournal, run: str, fingerprint: str, *, note: JournalEvent) -> RunJournal:
         """All that counts of an attempt in another journal as a new attempt at `run`, with a note that it is a copy;
         whole or not at all."""
         columns = "kind, key, at, data"
         query = f"SELECT {columns} FROM events WHERE run = ? AND attempt = ? AND superseded = 0 ORDER BY id"
         rows = source.journal.read(query, (source.run, source.attempt))
         rows.append((note.kind, note.key, note.at, json.dumps(note.data)))
-        with self._blamed(), self._lock, self._db:
+        with self._error_boundary(), self._lock, self._db:
             self._db.execute("BEGIN")
             [(last,)] = self._db.execute("SELECT coalesce(max(attempt), 0) FROM attempts WHERE run = ?", (run,))
             self._db.execute("INSERT INTO attempts VALUES (?, ?, ?)", (run, last + 1, fingerprint))
@@ -106,21 +117,20 @@ class Journal:
         return bool(self.read(query, ()))
 
     def check(self) -> None:
-        """EvsysError when the file is damaged."""
+        """JournalDamaged when the file is damaged."""
+        # Not `integrity_check`, which also compares every index with its table; (1) ends at the first fault.
         [(found,)] = self.read("PRAGMA quick_check(1)", ())
         if found != "ok":
             raise JournalDamaged(f"the experiment's journal {self.path} is damaged: {found}")
-        with self._blamed(), self._lock:
+        with self._error_boundary(), self._lock:
             for is_valid, data in self._db.execute("SELECT json_valid(data), data FROM events"):
-                if not is_valid:  # or it holds a NaN, of which SQLite knows nothing
-                    self._refuse_other_than_json(data)
-
-    def _refuse_other_than_json(self, data: str) -> None:
-        try:
-            json.loads(data)
-        except ValueError as exc:
-            say = f"the experiment's journal {self.path} is damaged: an event in it cannot be read"
-            raise JournalDamaged(f"{say} ({exc})") from exc
+                if is_valid:
+                    continue
+                try:  # SQLite refuses a NaN, which Python writes and reads
+                    json.loads(data)
+                except ValueError as exc:
+                    say = f"the experiment's journal {self.path} is damaged: an event in it cannot be read"
+                    raise JournalDamaged(f"{say} ({exc})") from exc
 
     def sync(self) -> None:
         """Make every event written so far survive a crash of the machine. SQLite itself (`synchronous = NORMAL`) only
@@ -144,7 +154,7 @@ class Journal:
             self._db.close()
 
     @contextmanager
-    def _blamed(self) -> Iterator[None]:
+    def _error_boundary(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as exc:
@@ -155,19 +165,19 @@ class Journal:
         name = getattr(exc, "sqlite_errorname", "")
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
             say = f"the experiment's journal {self.path} cannot be written to: {exc}"
-            return RecordLost(f"{say}; the same command goes on from what there is")
+            return RecordLost(f"{say}; the same command resumes from what there is")
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             return JournalDamaged(f"the experiment's journal {self.path} cannot be used: {exc}")
         if "decode to UTF-8" in str(exc):
             return JournalDamaged(f"the experiment's journal {self.path} is damaged: {shorten(str(exc))}")
         return EvsysError(f"the experiment's journal {self.path} cannot be used: {exc}")
 
-    def write(self, statement: str, values: tuple[Any, ...]) -> None:
-        with self._blamed(), self._lock:
+    def write(self, statement: str, values: tuple[object, ...]) -> None:
+        with self._error_boundary(), self._lock:
             self._db.execute(statement, values)
 
     def read(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        with self._blamed(), self._lock:
+        with self._error_boundary(), self._lock:
             return self._db.execute(query, values).fetchall()
 
 
@@ -179,22 +189,27 @@ class RunJournal:
 
     def add(self, kind: str, data: dict[str, Any], *, at: int, key: str = "") -> None:
         """Note an event; one that is there already stays as it is."""
+        text = json.dumps(data, default=_plain)
+        # What a model wrote is searched for known secrets by value only: a resumed evaluation reads it back.
+        text = redact_values(text) if kind in (ROLLOUT, TASKS) else redact(text)
         self.journal.write(
             "INSERT OR IGNORE INTO events (run, attempt, kind, key, at, data) VALUES (?, ?, ?, ?, ?, ?)",
-            (self.run, self.attempt, kind, key or str(at), at, _text_of(kind, data)),
+            (self.run, self.attempt, kind, key or str(at), at, text),
         )
 
-    def events(self, *, after: int = -1, upto: int) -> list[Event]:
+    def events(self, *, after: int = -1, upto: int) -> list[JournalEvent]:
         """What happened later than step `after` and not later than `upto`, in order; rollouts are asked for apart."""
         rows = self.journal.read(
             "SELECT kind, key, at, data FROM events WHERE run = ? AND attempt = ? AND superseded = 0"
             f" AND kind != '{ROLLOUT}' AND at > ? AND at <= ? ORDER BY id",
             (self.run, self.attempt, after, upto),
         )
-        return [Event(kind=kind, key=key, at=at, data=json.loads(data)) for kind, key, at, data in rows]
+        return [JournalEvent(kind=kind, key=key, at=at, data=json.loads(data)) for kind, key, at, data in rows]
 
-    def rollouts(self, prefix: str) -> dict[str, dict[str, Any]]:
+    def rollouts(self, prefix: str) -> dict[str, dict[str, object]]:
         """The rollouts whose key begins with `prefix`, by the rest of their keys."""
+        # A range of keys, not LIKE: names may hold `%` and `_`, and the range is read off the index. U+10FFFF sorts
+        # behind every character of a key.
         rows = self.journal.read(
             "SELECT substr(key, ?), data FROM events WHERE run = ? AND attempt = ? AND superseded = 0"
             f" AND kind = '{ROLLOUT}' AND key >= ? AND key < ? ORDER BY id",
@@ -215,7 +230,7 @@ class RunJournal:
             (self.run, self.attempt, after),
         )
 
-    def evals(self) -> list[Event]:
+    def evals(self) -> list[JournalEvent]:
         """The evaluations of the run, in the order in which they ended."""
         return [event for event in self.events(upto=2**62) if event.kind in ("eval", "final_eval")]
 
@@ -226,12 +241,6 @@ class RunJournal:
             (self.run, self.attempt),
         )
         return any(json.loads(data)["status"] == "completed" for (data,) in rows)
-
-
-def _text_of(kind: str, data: dict[str, Any]) -> str:
-    """An event as JSON without secrets. What a model wrote is searched for known values only: it is taken up again."""
-    text = json.dumps(data, default=_plain)
-    return redact_values(text) if kind in (ROLLOUT, TASKS) else redact(text)
 
 
 def connect(database: str, **how: Any) -> sqlite3.Connection:
@@ -260,3 +269,58 @@ def _plain(value: Any) -> Any:
         return float(value)
     except (TypeError, ValueError):
         return str(value)
+
+
+_BETWEEN = "\t"
+
+
+class JournalledRollouts:
+    """`protocols.FinishedRollouts` of the evaluation that `name` tells apart from all others of the run."""
+
+    def __init__(self, journal: RunJournal, name: str, *, at: int = 0):
+        self.name = name
+        self._journal, self._at = journal, at
+        found = journal.rollouts(name + _BETWEEN)
+        self._done = {key: rollout_from_data(data) for key, data in found.items()}
+
+    def find(self, task_id: str, sample: int) -> Rollout | None:
+        return self._done.get(_key(task_id, sample))
+
+    def add(self, task_id: str, sample: int, rollout: Rollout) -> None:
+        if rollout.status not in MACHINE_FAILURES:  # perhaps the server is back
+            self.keep(task_id, sample, rollout)
+
+    def keep(self, task_id: str, sample: int, rollout: Rollout) -> None:
+        """The same for a rollout of an evaluation that is over: it counts, whatever became of it."""
+        key = _key(task_id, sample)
+        if key in self._done:
+            return
+        self._done[key] = rollout
+        self._journal.add(ROLLOUT, rollout_to_data(rollout), at=self._at, key=self.name + _BETWEEN + key)
+
+
+def _key(task_id: str, sample: int) -> str:
+    return f"{task_id}{_BETWEEN}{sample}"
+
+
+def to_data_without(result: EvalResult, kept: JournalledRollouts) -> dict[str, object]:
+    """The evaluation as plain data that points to its rollouts, which the journal has."""
+    order, seen = [], Counter[str]()
+    for rollout in result.rollouts:
+        # By place: the n-th rollout of a task is its sample n, under which `add` has kept it already, unless the
+        # machine failed it.
+        sample = seen[rollout.task_id]
+        seen[rollout.task_id] += 1
+        kept.keep(rollout.task_id, sample, rollout)
+        order.append([rollout.task_id, sample])
+    return to_data(replace(result, rollouts=[])) | {"kept": kept.name, "order": order}
+
+
+def read_eval(data: dict[str, Any], journal: RunJournal) -> EvalResult:
+    """What the journal keeps as an evaluation, with its rollouts."""
+    fields = {key: value for key, value in data.items() if key not in ("kept", "order")}
+    if "kept" not in data:
+        return from_data(fields)
+    kept = JournalledRollouts(journal, data["kept"])
+    found = [kept.find(task_id, sample) for task_id, sample in data["order"]]
+    return replace(from_data(fields), rollouts=[rollout for rollout in found if rollout is not None])

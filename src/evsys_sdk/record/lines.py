@@ -1,22 +1,23 @@
-"""Append-only files of JSON lines: a line is one write, so it is there whole or not at all.
+"""Append-only files of lines: written line by line, put in the order of their steps, read from their end.
 
-In: records. Out: a file that several threads (and processes) may append to at once and that a `kill -9`
-cannot leave half a line in. Nothing is buffered: after `append` the line is the kernel's to keep. Scores come in beside
-the training, whenever they are ready; when a run has ended, `StepOrder` puts them where they belong.
+In: lines, or a file that another process may be writing to. Out: a file that several threads and processes may append
+to at once and that a `kill -9` cannot leave half a line in; or the last lines of a file of any size, and what follows.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from evsys_sdk.atomic import make_folder, whole_file
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.files import make_folder, whole_file
 
 
 class LineFile:
-    """One file, open for appending until `close`."""
+    """One file, open for appending until `close`. Nothing is buffered: after `append` the line is in the kernel."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -39,7 +40,7 @@ class LineFile:
         return self._descriptor is None
 
     def fileno(self) -> int:
-        """The descriptor, for whoever wants to lock the file."""
+        """The descriptor, for a caller that locks the file."""
         if self._descriptor is None:
             raise EvsysError(f"{self.path} is closed; nothing can be written to it any more")
         return self._descriptor
@@ -53,6 +54,7 @@ class LineFile:
             if self._torn:
                 data = b"\n" + data
             try:
+                # One write: with O_APPEND the kernel puts it at the end in one piece, beside other processes too.
                 written = os.write(descriptor, data)
                 end = os.lseek(descriptor, 0, os.SEEK_CUR)
             except OSError as exc:
@@ -74,7 +76,9 @@ def _cannot_write(path: Path, exc: OSError) -> EvsysError:
 
 
 class StepOrder:
-    """The order of rows that does not depend on the clock: by step, training before scores, scores by name."""
+    """The order of rows that does not depend on the clock: by step, training before scores, scores by name.
+
+    Scores are made beside the training and end whenever they are ready; a finished record has them in this order."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[float, bool, str]] = []
@@ -83,6 +87,7 @@ class StepOrder:
     def note(self, step: float | None, name: str = "") -> None:
         """Another row; `name` says which score it is. One without a step was made after all before it: it stays."""
         if step is None:
+            # Python's sort is stable: several rows without a step keep the order in which they came.
             self._keys.append((self._reached, True, ""))
         else:
             self._reached = max(self._reached, step)
@@ -98,7 +103,46 @@ class StepOrder:
         if places == list(range(len(places))):
             return
         *lines, rest = path.read_bytes().split(b"\n")
+        # An earlier process wrote to it as well, or its last line is torn: which line is which row is not known.
         if rest or len(lines) != header + len(places):
             return
         with whole_file(path) as handle:
             handle.writelines(line + b"\n" for line in [*lines[:header], *(lines[header + at] for at in places)])
+
+
+BLOCK = 1 << 16
+LONGEST = 1 << 26
+"""Bytes that the last lines may take; what is before is cut off, so that a file without line ends is no trap."""
+
+
+def last_lines(path: Path, lines: int) -> tuple[list[str], int]:
+    """The last lines of a file, and the place in it where they end."""
+    with open(path, "rb") as handle:
+        end, window = handle.seek(0, os.SEEK_END), BLOCK
+        while True:
+            start = max(0, end - window)
+            handle.seek(start)
+            found = handle.read(end - start).removesuffix(b"\n")
+            if start == 0 or window >= LONGEST or found.count(b"\n") >= lines:
+                break
+            # All reads together are then at most a third longer than the last one.
+            window *= 4
+    kept = found.split(b"\n")[-lines:] if found else []
+    return [line.decode(errors="replace") for line in kept], end
+
+
+def follow(path: Path, start: int, *, is_writing: Callable[[], bool], wait: Callable[[], None]) -> Iterator[str]:
+    """What is written after `start`, as it comes, until the writer has gone."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a read may end amid a character
+    with open(path, "rb") as handle:
+        while True:
+            over = not is_writing()  # asked before reading: what was written until then is read
+            if os.fstat(handle.fileno()).st_size < start:
+                start = 0  # the file was emptied
+            handle.seek(start)
+            while piece := handle.read(BLOCK):
+                start += len(piece)
+                yield decoder.decode(piece)
+            if over:
+                return
+            wait()

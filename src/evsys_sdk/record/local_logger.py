@@ -14,17 +14,18 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evsys_sdk import atomic
 from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import to_dict
+from evsys_sdk.files import to_json, whole_file, write_text
+from evsys_sdk.format import benchmark_score_text, count, errors_text, inline_markdown, markdown_text
 from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score
 from evsys_sdk.record.callbacks import eval_metrics
-from evsys_sdk.record.eval_data import in_order, rollout_to_data
 from evsys_sdk.record.lines import LineFile, StepOrder
+from evsys_sdk.record.models import eval_summary, in_order, rollout_to_data
 from evsys_sdk.registry import register_callback
 
 FOLDERS = {"val": "validation", "test": "test", "eval": "eval"}
@@ -43,7 +44,7 @@ class _Notes:
     orders: dict[str, StepOrder] = field(default_factory=dict)
     evals: dict[tuple[str | None, str, str], EvalResult] = field(default_factory=dict)
     """The latest result per (stage, split, name)."""
-    rows: Any = None
+    rows: object = None
     """The training rows last written."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -52,7 +53,7 @@ class _Notes:
             if name not in self.files:
                 self.files[name], self.orders[name] = LineFile(self.root / name), StepOrder()
             self.orders[name].note(record["step"], score)
-            self.files[name].append(atomic.to_json(record))
+            self.files[name].append(to_json(record))
 
     def close(self) -> None:
         for name, file in self.files.items():
@@ -68,19 +69,19 @@ class LocalLogger:
 
     class Config(Params): ...
 
-    def __init__(self, **params: Any):
+    def __init__(self, **params: object):
         self.cfg = self.Config(**params)
         self._runs: dict[str, _Notes] = {}
         self._lock = threading.Lock()
         self._experiment: Any = None
 
-    def on_experiment_start(self, experiment: Any) -> None:
+    def on_experiment_start(self, experiment: object) -> None:
         self._experiment = experiment  # it has a conclusion by the time it ends
 
     def on_run_start(self, ctx: RunContext) -> None:
         hypothesis = getattr(getattr(ctx.config, "metadata", None), "hypothesis", "")
         text = str(hypothesis) or "No hypothesis was given (metadata.hypothesis)."
-        atomic.write_text(self._notes(ctx).root / "hypothesis.md", text.rstrip() + "\n")
+        write_text(self._notes(ctx).root / "hypothesis.md", markdown_text(text).rstrip() + "\n")
         self._write_rows(ctx)
 
     def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
@@ -95,7 +96,18 @@ class LocalLogger:
         notes.evals[result.stage, result.split, result.name] = result
         for rollout in result.rollouts:
             notes.append(f"{folder}/rollouts.jsonl", rollout_record(result, rollout), score=result.name)
-        notes.append(f"{folder}/metrics.jsonl", _eval_record(result), score=result.name)
+        summary = eval_summary(result)
+        line = {
+            "step": result.step,
+            "ts": time.time(),
+            "name": result.name,
+            "split": result.split,
+            "stage": result.stage,
+            **eval_metrics(result),
+            **{key: summary[key] for key in ("scores", "breakdown", "error")},
+            "seconds": result.seconds,
+        }
+        notes.append(f"{folder}/metrics.jsonl", line, score=result.name)
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         self._end(result)
@@ -112,7 +124,7 @@ class LocalLogger:
         if notes is None:
             return
         notes.close()
-        atomic.write_text(notes.root / CONCLUSION_FILE, conclude(result, in_order(list(notes.evals.values()))))
+        write_text(notes.root / CONCLUSION_FILE, conclude(result, in_order(list(notes.evals.values()))))
 
     def _notes(self, ctx: RunContext) -> _Notes:
         with self._lock:
@@ -122,38 +134,21 @@ class LocalLogger:
 
     def _write_rows(self, ctx: RunContext) -> None:
         notes, rows = self._notes(ctx), ctx.extras.get("train_rows")
+        # By identity: `on_run_start` and the first `on_train_start` bring the same list, a later stage another one.
         if rows is None or rows is notes.rows:
             return
         path = notes.root / "data" / "training_data.jsonl"
-        with atomic.whole_file(path) as handle:
+        with whole_file(path) as handle:
             if notes.rows is not None:
                 with open(path, "rb") as earlier:
                     shutil.copyfileobj(earlier, handle)
             for row in rows:
-                line = atomic.to_json(row if isinstance(row, dict) else to_dict(row))
+                line = to_json(row if isinstance(row, dict) else to_dict(row))
                 handle.write((line + "\n").encode("utf-8", "backslashreplace"))
         notes.rows = rows
 
 
-def _eval_record(result: EvalResult) -> dict[str, Any]:
-    return {
-        "step": result.step,
-        "ts": time.time(),
-        "name": result.name,
-        "split": result.split,
-        "stage": result.stage,
-        **eval_metrics(result),
-        "scores": [asdict(score) for score in result.scores],
-        "breakdown": {
-            key: {value: [asdict(score) for score in scores] for value, scores in values.items()}
-            for key, values in result.breakdown.items()
-        },
-        "error": result.error,
-        "seconds": result.seconds,
-    }
-
-
-def rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, Any]:
+def rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, object]:
     """One line of a `rollouts.jsonl`."""
     place = {"step": result.step, "stage": result.stage, "split": result.split, "eval": result.name}
     return {**place, "completion": rollout.completion, **rollout_to_data(rollout)}
@@ -161,50 +156,47 @@ def rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, Any]:
 
 def repeat_verdict(results: Iterable[RunResult], experiment: str, text: str) -> None:
     """Put what the experiment came to at the end of its runs' conclusions, instead of what stood there before."""
-    lines = [f"- {line.strip()}" for line in text.splitlines() if line.strip()]
+    lines = [markdown_text(f"- {line.strip()}") for line in text.splitlines() if line.strip()]
     for result in results:
-        file = Path(result.extras.get("run_dir") or "") / "logs" / CONCLUSION_FILE
+        file = (result.run_dir or Path()) / "logs" / CONCLUSION_FILE
         if not file.is_file():
             continue
         own = file.read_text().partition(f"\n{VERDICT}")[0]
-        atomic.write_text(file, "\n".join([own.rstrip("\n"), "", f"{VERDICT} {experiment}", "", *lines]) + "\n")
+        write_text(file, "\n".join([own.rstrip("\n"), "", f"{VERDICT} {experiment}", "", *lines]) + "\n")
 
 
 def conclude(result: RunResult, evals: list[EvalResult]) -> str:
     """What came of a run, in a few lines: its status, its numbers, and how far each score can be believed."""
-    lines = [f"# {result.run_id}: {result.status}"]
+    lines = [f"# {inline_markdown(result.run_id)}: {result.status}"]
     if result.error:
-        lines.append(f"Error: {result.error}")
+        lines.append(markdown_text(f"Error: {result.error}"))
     scored = {name for item in evals for name in eval_metrics(item)}
     lines += [f"- {name} = {value:.6g}" for name, value in sorted(result.metrics.items()) if name not in scored]
-    lines += [f"- {line}" for item in evals for line in describe_eval(item)]
+    lines += [markdown_text(f"- {line}") for item in evals for line in describe_eval(item)]
     if not evals:
         lines.append("It was not evaluated.")
     return lines[0] + "\n\n" + "\n".join(lines[1:]) + "\n"
 
 
 def describe_eval(result: EvalResult) -> list[str]:
-    """`val/tools pass@1 = 0.5 [0.3, 0.7] (20 tasks, 1 error) at step 50`, a line per score."""
+    """`val/tools pass@1 at step 50 = 0.500 [0.300, 0.700], 20 tasks`, a line per score."""
     name = result.split if result.split == result.name else f"{result.split}/{result.name}"
     place = "" if result.step is None else f" at step {result.step}"
     place += f" of stage {result.stage}" if result.stage else ""
     if result.error:
         return [f"{name} could not be scored{place}: {result.error}"]
-    lines = [f"{name} {describe_score(score)}{place}" for score in result.scores]
+    lines = []
+    for score in result.scores:
+        lines.append(f"{name} {_score_line(score, place, result.training_mark)}")
     for key, values in result.breakdown.items():
-        lines += [f"{name}, {key} {value}: {describe_score(s)}" for value, scores in values.items() for s in scores]
+        lines += [f"{name}, {key} {value}: {_score_line(s)}" for value, scores in values.items() for s in scores]
     return lines
 
 
-def describe_score(score: Score) -> str:
-    """`pass@1 = 0.5 [0.3, 0.7] (20 tasks, 1 error)`; an invalid score says why it has no value."""
-    many = f", {_count(score.n_rollouts, 'rollout')}" if score.n_rollouts > score.n_tasks else ""
-    counts = f"({_count(score.n_tasks, 'task')}{many}, {_count(score.n_errors, 'error')})"
+def _score_line(score: Score, place: str = "", mark: str = "") -> str:
+    """An invalid score says why it has no value."""
     if score.value is None:
-        return f"{score.metric} has no value: {score.error or 'invalid'} {counts}"
-    interval = "" if score.low is None or score.high is None else f" [{score.low:.4g}, {score.high:.4g}]"
-    return f"{score.metric} = {score.value:.4g}{interval} {counts}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+        errors = errors_text(score.n_errors, score.n_rollouts)
+        counts = count(score.n_tasks, "task") + (f", {errors}" if errors else "")
+        return f"{score.metric}{place} has no value: {score.error or 'invalid'} ({counts})"
+    return f"{score.metric}{place} = {benchmark_score_text(score, mark)}"

@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from evsys_sdk import atomic, registry
+from evsys_sdk import registry
 from evsys_sdk.config.base import Params
-from evsys_sdk.errors import Cancelled, EvsysError, blame, need
+from evsys_sdk.errors import Cancelled, EvsysError, error_boundary, need
+from evsys_sdk.files import to_json, write_json
+from evsys_sdk.format import refuse_non_numbers
 from evsys_sdk.logs import get_logger
-from evsys_sdk.numbers import refuse_non_numbers
 from evsys_sdk.protocols import LogStore
 from evsys_sdk.record.lines import LineFile, StepOrder
 from evsys_sdk.registry import register_log_store
@@ -31,7 +32,7 @@ WITH_FOLDER = ("jsonl", "tensorboard")
 """Kinds that write into a `log_dir`."""
 
 
-def with_log_dir(kind: str, params: dict[str, Any], run_dir: Path | str) -> dict[str, Any]:
+def with_log_dir(kind: str, params: dict[str, object], run_dir: Path | str) -> dict[str, object]:
     """`params` with every missing `log_dir` filled in: `<run_dir>/logs`, or `<run_dir>/logs/<kind>` in a multiplex."""
     logs = Path(run_dir) / "logs"
     if kind in WITH_FOLDER and params.get("log_dir") is None:
@@ -41,30 +42,24 @@ def with_log_dir(kind: str, params: dict[str, Any], run_dir: Path | str) -> dict
     return params
 
 
-def _with_child_dirs(params: dict[str, Any], logs: Path, taken: set[str]) -> dict[str, Any]:
+def _with_child_dirs(params: dict[str, object], logs: Path, taken: set[str]) -> dict[str, object]:
     children = params.get("stores")
     if not isinstance(children, list) or not all(isinstance(child, dict) for child in children):
         return params  # the Config says what is wrong with it
-    return {**params, "stores": [_with_child_dir(child, logs, taken) for child in children]}
-
-
-def _with_child_dir(child: dict[str, Any], logs: Path, taken: set[str]) -> dict[str, Any]:
-    kind, params = str(child.get("kind")), child.get("params") or {}
-    if kind == "multiplex":
-        return {**child, "params": _with_child_dirs(params, logs, taken)}
-    if kind not in WITH_FOLDER:
-        return child
-    folder = params.get("log_dir") or _free_name(str(logs / kind), taken)
-    taken.add(folder)
-    return {**child, "params": {**params, "log_dir": folder}}
-
-
-def _free_name(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 1
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
+    stores = []
+    for child in children:
+        kind, own = str(child.get("kind")), child.get("params") or {}
+        if kind == "multiplex":
+            child = {**child, "params": _with_child_dirs(own, logs, taken)}
+        elif kind in WITH_FOLDER:
+            folder, number = own.get("log_dir") or str(logs / kind), 1
+            while not own.get("log_dir") and folder in taken:  # two of a kind: jsonl, jsonl_2
+                number += 1
+                folder = f"{logs / kind}_{number}"
+            taken.add(folder)
+            child = {**child, "params": {**own, "log_dir": folder}}
+        stores.append(child)
+    return {**params, "stores": stores}
 
 
 def _require_folder(kind: str, log_dir: str | None) -> None:
@@ -88,7 +83,7 @@ class JsonlLogStore:
         _require_folder("jsonl", self.cfg.log_dir)
         self._lock = threading.Lock()
         self._files: dict[str, LineFile] = {}
-        self._hparams: dict[str, Any] = {}
+        self._hparams: dict[str, object] = {}
         self._order, self._writing = StepOrder(), threading.Lock()
         self._closed = False
 
@@ -100,16 +95,17 @@ class JsonlLogStore:
         record = {"step": step, "ts": time.time(), **metrics}
         record["step"] = step  # the call's step is the step, whatever a metric of that name says
         scores = [name for name in metrics if name.startswith(SCORES)]
+        # One lock around both: the n-th note of the order must be about the n-th line of the file.
         with self._writing:
             self._order.note(step, min(scores, default=""))
             self._append("metrics.jsonl", record)
 
-    def log_hyperparams(self, hparams: dict[str, Any]) -> None:
+    def log_hyperparams(self, hparams: dict[str, object]) -> None:
         with self._lock:
             path = self._path("hparams.json")
             self._hparams |= hparams
             try:
-                atomic.write_json(path, self._hparams)
+                write_json(path, self._hparams)
             except OSError as exc:
                 raise EvsysError(f"cannot write to {path}: {exc.strerror or exc}") from exc
 
@@ -126,7 +122,7 @@ class JsonlLogStore:
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         file = self._files.get(name) or self._open(name)
-        file.append(atomic.to_json(record))
+        file.append(to_json(record))
 
     def _open(self, name: str) -> LineFile:
         with self._lock:
@@ -169,16 +165,16 @@ class TensorBoardLogStore:
         values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         self._add(values, step)
 
-    def log_hyperparams(self, hparams: dict[str, Any]) -> None:
+    def log_hyperparams(self, hparams: dict[str, object]) -> None:
         # Four spaces make a code block of it in TensorBoard's Markdown.
-        text = "\n".join(f"    {line}" for line in atomic.to_json(hparams, indent=2).splitlines())
+        text = "\n".join(f"    {line}" for line in to_json(hparams, indent=2).splitlines())
         self._add([_text_summary("hparams", text)], step=0)
 
     def log_artifact(self, name: str, path: str) -> None:
         self._add([_text_summary(f"artifacts/{name}", str(path))], step=0)
 
     def log_text(self, name: str, text: str) -> None:
-        """A text under a name of its own, beside the numbers."""
+        """A text under a separate name, beside the numbers."""
         self._add([_text_summary(name, text)], step=0)
 
     def close(self) -> None:
@@ -186,10 +182,10 @@ class TensorBoardLogStore:
             self._closed = True
             writer, self._writer = self._writer, None
         if writer is not None:
-            with blame(EvsysError, f"writing TensorBoard events to {self.cfg.log_dir}"):
+            with error_boundary(EvsysError, f"writing TensorBoard events to {self.cfg.log_dir}"):
                 writer.close()
 
-    def _add(self, values: list[Any], step: int) -> None:
+    def _add(self, values: list[object], step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -197,17 +193,17 @@ class TensorBoardLogStore:
         with self._lock:
             if self._closed:
                 raise EvsysError(f"log store 'tensorboard' in {self.cfg.log_dir} is closed")
-            with blame(EvsysError, f"writing TensorBoard events to {self.cfg.log_dir}"):
+            with error_boundary(EvsysError, f"writing TensorBoard events to {self.cfg.log_dir}"):
                 self._writer = self._writer or self._open()
                 self._writer.add_event(event)
 
-    def _open(self) -> Any:
+    def _open(self) -> object:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         return EventFileWriter(str(self.cfg.log_dir), max_queue_size=1000, flush_secs=self.FLUSH_SECONDS)
 
 
-def _text_summary(tag: str, text: str) -> Any:
+def _text_summary(tag: str, text: str) -> object:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING
@@ -222,7 +218,7 @@ class Child(Params):
     """One store of a multiplex."""
 
     kind: str
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, object] = Field(default_factory=dict)
 
 
 @register_log_store("multiplex")
@@ -248,7 +244,7 @@ class MultiplexLogStore:
         refuse_non_numbers(metrics, step)
         self._each(lambda store: store.log_metrics(metrics, step))
 
-    def log_hyperparams(self, hparams: dict[str, Any]) -> None:
+    def log_hyperparams(self, hparams: dict[str, object]) -> None:
         self._each(lambda store: store.log_hyperparams(hparams))
 
     def log_artifact(self, name: str, path: str) -> None:
@@ -274,13 +270,11 @@ class MultiplexLogStore:
         except Cancelled:
             raise
         except Exception as exc:
-            text = f"{_child_name(self.cfg.stores[index])}: {type(exc).__name__}: {exc}"
+            child = self.cfg.stores[index]
+            place = f" in {child.params['log_dir']}" if child.params.get("log_dir") else ""
+            text = f"{child.kind}{place}: {type(exc).__name__}: {exc}"
             with self._lock:
+                # `setdefault` returns our own object to the one thread whose text went in: that thread reports it.
                 known = self._lost.setdefault(index, text) is not text
             if not known:
                 get_logger(__name__).error("left out from here on: log store %s", text)
-
-
-def _child_name(child: Child) -> str:
-    folder = child.params.get("log_dir")
-    return f"{child.kind} in {folder}" if folder else child.kind

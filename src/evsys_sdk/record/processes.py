@@ -1,20 +1,28 @@
-"""Which process it is, also after its number has been given to another.
+"""The process of an experiment: what was launched, what says so on disk, and who asked it to stop.
 
-In: a process id. Out: a `ProcessId` that no later process shares, whether that one still lives, and signals that
-reach it or nobody.
+In: an experiment's record, or where it will be. Out: the `ExperimentProcess` that lies beside it, written by the
+process that has the experiment; whether that process has it still is for the lock to say, which the kernel keeps.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 
+from evsys_sdk.constants import LAUNCH_FILE, LOG_FILE, STOP_FILE
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.files import read_object, write_json
+from evsys_sdk.record.layout import REHEARSALS, held_by, is_held, records_in, stem_of
+
+# Which process it is, also after the kernel has given its number to another: a `ProcessId` has the boot and the start
+# time besides, and a signal reaches that process or none.
 
 PROC = Path("/proc")
 STATE, START_TICKS = 0, 19
@@ -53,7 +61,7 @@ class ProcessId:
         except ProcessLookupError:
             return False
         except PermissionError as exc:
-            raise EvsysError(f"{self} belongs to somebody else: {exc.strerror}") from exc
+            raise EvsysError(f"{self} belongs to another user: {exc.strerror}") from exc
         return True
 
 
@@ -62,22 +70,112 @@ def this_process() -> ProcessId:
 
 
 def birth_of(pid: int) -> str | None:
-    """What tells a live process from another with the same number; None for one that has ended."""
-    return _birth_in_proc(pid) if sys.platform == "linux" else _birth_by_ps(pid)
+    """What tells a live process from another with the same number; None for one that has ended.
 
-
-def _birth_in_proc(pid: int) -> str | None:
+    Not psutil's `create_time`: that is wall-clock time on Linux and moves when the clock is set."""
     try:
-        told = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-    return None if told[STATE] in "ZX" else f"{boot}/{told[START_TICKS]}"
-
-
-def _birth_by_ps(pid: int) -> str | None:
-    try:
+        if sys.platform == "linux":
+            fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+            return None if fields[STATE] in "ZX" else f"{boot}/{fields[START_TICKS]}"
         done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
+        return done.stdout.strip() or None
     except OSError:
         return None
-    return done.stdout.strip() or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentProcess:
+    """An experiment in a process."""
+
+    experiment: str
+    pid: int
+    host: str
+    born: str | None
+    """Tells the process from a later one with the same pid."""
+    command: list[str]
+    cwd: str
+    config: str
+    """The file it was read from, or what stands for one in messages."""
+    output_dir: str
+    record: str
+    """Where its result will be."""
+    log: str | None
+    """What the process writes goes there; None for one that was started from Python."""
+    started: str
+    detached: bool = False
+    stoppable: bool = True
+    """Whether it heeds signals: an experiment on a thread of a Python program does not."""
+    n_runs: int | None = None
+    """None where a search decides how many."""
+    budget: dict[str, float] = field(default_factory=dict)
+    """The limits it runs under."""
+    evsys: str = ""
+
+    @property
+    def process(self) -> ProcessId:
+        return ProcessId(pid=self.pid, host=self.host, born=self.born)
+
+    @property
+    def started_at(self) -> float:
+        """In seconds since the epoch."""
+        return datetime.fromisoformat(self.started).timestamp()
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def beside(record: Path, kind: str) -> Path:
+    """The file of this kind about the process; hidden, as the lock is: it is no part of the record."""
+    return record.with_name(f".{stem_of(record)}.{kind}")
+
+
+def lock_of(record: Path) -> Path:
+    return beside(record, "lock")
+
+
+def log_of(record: Path) -> Path:
+    return record.with_name(f"{stem_of(record)}.{LOG_FILE}")
+
+
+def reference_of(name: str, record: Path) -> str:
+    """How commands name the experiment; a rehearsal, which no history lists, by its place."""
+    if record.parent.name != REHEARSALS:
+        return shlex.quote(name)
+    alone = len(records_in(record.parent)) == 1
+    return shlex.quote(os.path.relpath(record.parent if alone else record))
+
+
+def write_launch(launch: ExperimentProcess) -> None:
+    write_json(beside(Path(launch.record), LAUNCH_FILE), asdict(launch))
+
+
+def read_launch(record: Path) -> ExperimentProcess | None:
+    """What the last launch left; None where none did, or another version of the SDK left something else."""
+    found = read_object(beside(record, LAUNCH_FILE)) or {}
+    known = {each.name for each in fields(ExperimentProcess)}
+    try:
+        launch = ExperimentProcess(**{key: value for key, value in found.items() if key in known})
+        return launch if launch.started_at else None
+    except (TypeError, ValueError):
+        return None
+
+
+def running_launch(record: Path) -> ExperimentProcess | None:
+    """The launch whose process has the experiment now. None while nobody has it, or one that has not said so: the lock
+    names its holder, and what an earlier process left is not taken for the holder's."""
+    launch = read_launch(record)
+    lock = lock_of(record)
+    return launch if launch and is_held(lock) and held_by(lock) == str(launch.process) else None
+
+
+def asked_to_stop(launch: ExperimentProcess, record: Path) -> str | None:
+    """When this very process was asked to stop."""
+    found = read_object(beside(record, STOP_FILE)) or {}
+    return found.get("asked") if (found.get("pid"), found.get("born")) == (launch.pid, launch.born) else None
+
+
+def note_stop(launch: ExperimentProcess, record: Path) -> None:
+    """This very process has been asked to stop."""
+    write_json(beside(record, STOP_FILE), {"pid": launch.pid, "born": launch.born, "asked": now_text()})

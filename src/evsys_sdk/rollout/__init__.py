@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from evsys_sdk.rollout.engine import InProcessRolloutEngine, RolloutEngine
+from evsys_sdk.rollout.engine import HarborRolloutEngine, InProcessRolloutEngine
 
-__all__ = ["InProcessRolloutEngine", "RolloutEngine"]
+__all__ = ["InProcessRolloutEngine", "HarborRolloutEngine"]
+
+EXTENSIONS = ("chat",)
+"""Modules of this room that register extensions."""

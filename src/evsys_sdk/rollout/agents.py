@@ -2,7 +2,7 @@
 
 In: an `AgentSpec`: a registered name, the name of one of harbor's own agents, or where a class is. Out: the class and
 what to call its constructor with. harbor's configs name a class by `module:Class`; classes that stand in no module (a
-notebook's, a test's) get such an address here for as long as somebody holds them.
+notebook's, a test's) get such an address here for as long as they are in use.
 """
 
 from __future__ import annotations
@@ -11,18 +11,34 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from evsys_sdk.errors import ConfigError, EvsysError, Problem, UnknownKind, blame, not_known
+from evsys_sdk.errors import ConfigError, EvsysError, Problem, UnknownKind, error_boundary, need, not_known
 from evsys_sdk.protocols import AgentSpec
 from evsys_sdk.registry import agents as registry
 from evsys_sdk.registry import check_params, config_model, unknown_params
 from evsys_sdk.rollout.chat import tool_at
-from evsys_sdk.rollout.harbor_package import need_harbor
+
+# The one door to the harbor package.
+#
+# In: nothing. Out: harbor, or the command that installs it. Two settings must be there before its first import: they
+# are made when this module is loaded, which the folder's `__init__` sees to before any other module of it.
+
+
+os.environ.setdefault("HARBOR_TELEMETRY", "0")  # else its Job and CLI report model names, rewards and costs
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else a price list is looked for on the network
+
+
+def need_harbor() -> None:
+    """Say how to install harbor where it is missing."""
+    need("harbor", extra="harbor")
+
 
 BASE_URL, POLICY = "{base_url}", "{policy}"
 """What stands in params for the address of the model under training, and for its name there."""
@@ -49,7 +65,7 @@ class AgentClass:
     harbor_name: str | None
     """Of harbor's own agents: some of them get more from harbor when they are called by it."""
     model_name: str | None
-    params: dict[str, Any]
+    params: dict[str, object]
     takes_policy: bool
     """Whether its constructor wants the name of the policy; harbor's own agents reach their model otherwise."""
 
@@ -59,22 +75,22 @@ class AgentClass:
         return BASE_URL in json.dumps(self.params, default=str)
 
     def addressed(self, policy: str, base_url: str) -> AgentClass:
-        """The same agent, told where its model answers and what it is called there."""
-        told = {BASE_URL: base_url, POLICY: policy}
-        return replace(self, params=_filled(self.params, told), model_name=_filled(self.model_name, told))
+        """This agent with the address of its model, and the model's name there, in its params."""
+        marks = {BASE_URL: base_url, POLICY: policy}
+        return replace(self, params=_fill(self.params, marks), model_name=_fill(self.model_name, marks))
 
-    def arguments(self, policy: str) -> dict[str, Any]:
+    def arguments(self, policy: str) -> dict[str, object]:
         """What the constructor gets besides harbor's own arguments."""
         return {**self.params, "policy": policy} if self.takes_policy else dict(self.params)
 
 
-def _filled(value: Any, told: dict[str, str]) -> Any:
+def _fill(value: Any, marks: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _filled(item, told) for key, item in value.items()}
+        return {key: _fill(item, marks) for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, told) for item in value]
+        return [_fill(item, marks) for item in value]
     if isinstance(value, str):
-        for mark, text in told.items():
+        for mark, text in marks.items():
             value = value.replace(mark, text)
     return value
 
@@ -84,22 +100,32 @@ def find_agent(spec: AgentSpec) -> AgentClass:
     need_harbor()
     from harbor.agents.base import BaseAgent
 
+    from evsys_sdk.rollout.chat_agent import BASH, ChatAgent
     from evsys_sdk.rollout.plain_agent import as_harbor_agent
 
     cls, harbor_name = _class_of(spec.kind)
+    written = cls
     if not callable(getattr(cls, "run", None)):
         raise EvsysError(f"agent {spec.kind!r} has no run(instruction, environment, context); see harbor's BaseAgent")
     if inspect.isclass(cls) and not issubclass(cls, BaseAgent):
         cls = as_harbor_agent(cls)  # type: ignore[arg-type]  # a class is hashable
-    problems = check_params(registry.get(spec.kind), spec.params) if _has_config(spec.kind) else []
-    if problems:
-        raise ConfigError(f"agent {spec.kind!r}", problems)
+    has_config = spec.kind in registry.names() and config_model(registry.get(spec.kind)) is not None
+    problems = check_params(registry.get(spec.kind), spec.params) if has_config else []
     params = dict(spec.params)
     model_name = params.pop("model_name", None)
-    problems = [*_unknown_params(cls, params), *_missing_tools(cls, params)]
+    # Those of the class as it was written: what is wrapped around a plain one takes any.
+    problems += _constructor_problems(written, params)
+    tools = params.get("tools") if issubclass(cls, ChatAgent) else None
+    for index, path in enumerate(tools if isinstance(tools, list) else []):
+        try:
+            if path != BASH:
+                tool_at(str(path))
+        except EvsysError as exc:
+            problems.append(Problem(path=f"tools[{index}]", value=path, message=str(exc)))
     if problems:
-        raise ConfigError(f"agent {spec.kind!r}", problems)
-    with blame(EvsysError, f"agent {spec.kind!r}: params"):
+        first = {problem.path: problem for problem in reversed(problems)}  # a Config and a constructor may both object
+        raise ConfigError(f"agent {spec.kind!r}", [each for each in problems if first[each.path] is each])
+    with error_boundary(EvsysError, f"agent {spec.kind!r}: params"):
         preflight = getattr(cls, "parse_options", None)
         if preflight is not None:
             preflight(dict(params))
@@ -113,32 +139,44 @@ def find_agent(spec: AgentSpec) -> AgentClass:
     )
 
 
-def _unknown_params(cls: Any, params: dict[str, Any]) -> list[Problem]:
-    """Params that no constructor of the class names: harbor's own base takes any, so a misspelt one would be lost. None
-    where a constructor looks into its `**kwargs` itself, or harbor checks the params (`options_model`)."""
+def _constructor_problems(cls: type, params: dict[str, object]) -> list[Problem]:
+    """Arguments that the constructor needs and does not get, and params that no constructor of the class names:
+    harbor's own base takes any, so a misspelt one would be lost. Harbor itself checks those of an `options_model`."""
     from harbor.agents.base import BaseAgent
 
     if getattr(cls, "options_model", None) is not None or cls.__module__.startswith("harbor."):
         return []
-    known = {"override_setup_timeout_sec"}
+    missing: list[Problem] = []
+    with suppress(TypeError, ValueError):  # a constructor without a signature
+        given = {*params, *NOT_PARAMS, *inspect.signature(BaseAgent.__init__).parameters}
+        missing = [
+            Problem(path=one.name, message="missing; it has no default")
+            for one in inspect.signature(cls).parameters.values()
+            if one.default is one.empty
+            and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            and one.name not in given
+        ]
+    known = {"override_setup_timeout_sec"} if issubclass(cls, BaseAgent) else set()
     for base in inspect.getmro(cls):
         maker = vars(base).get("__init__")
+        if base is object:  # the constructors of a plain class end here, and this one takes nothing
+            break
         if maker is None:
             continue
         try:
             parameters = inspect.signature(maker).parameters.values()
         except (TypeError, ValueError):
-            return []
+            return missing
         known |= {one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
         rest = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None)
         if base is BaseAgent or rest is None:
             break
-        if base is object or not _only_hands_on(maker, rest):
-            return []
-    return unknown_params(sorted(known - NOT_PARAMS), params)
+        if not _only_hands_on(maker, rest):
+            return missing  # it looks into its `**kwargs` itself
+    return [*unknown_params(sorted(known - NOT_PARAMS), params), *missing]
 
 
-def _only_hands_on(maker: Any, name: str) -> bool:
+def _only_hands_on(maker: Callable[..., object], name: str) -> bool:
     """Whether a constructor does nothing with its `**name` but pass it on as `**name`; False where that cannot be
     read."""
     try:
@@ -148,25 +186,6 @@ def _only_hands_on(maker: Any, name: str) -> bool:
     handed_on = {id(k.value) for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg is None}
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
     return bool(uses) and all(id(node) in handed_on for node in uses)
-
-
-def _missing_tools(cls: Any, params: dict[str, Any]) -> list[Problem]:
-    """Tools of the chat agent that are not where its params say."""
-    from evsys_sdk.rollout.chat_agent import BASH, ChatAgent
-
-    tools = params.get("tools") if issubclass(cls, ChatAgent) else None
-    problems = []
-    for index, path in enumerate(tools if isinstance(tools, list) else []):
-        try:
-            if path != BASH:
-                tool_at(str(path))
-        except EvsysError as exc:
-            problems.append(Problem(path=f"tools[{index}]", value=path, message=str(exc)))
-    return problems
-
-
-def _has_config(kind: str) -> bool:
-    return kind in registry.names() and config_model(registry.get(kind)) is not None
 
 
 def _class_of(kind: str) -> tuple[Any, str | None]:
@@ -187,7 +206,7 @@ def _class_of(kind: str) -> tuple[Any, str | None]:
 
 def _imported(path: str) -> Any:
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    with blame(EvsysError, f"agent {path!r}: importing {module_name}"):
+    with error_boundary(EvsysError, f"agent {path!r}: importing {module_name}"):
         module = importlib.import_module(module_name)
     target = getattr(module, name, None)
     if not inspect.isclass(target):
@@ -196,21 +215,25 @@ def _imported(path: str) -> Any:
     return target
 
 
-def _address(cls: Any) -> str:
+def _address(cls: type) -> str:
     """Where an import finds the class."""
     try:
-        found: Any = getattr(importlib.import_module(cls.__module__), cls.__name__, None)
+        found: object = getattr(importlib.import_module(cls.__module__), cls.__name__, None)
     except ImportError:
         found = None
     if found is cls:
         return f"{cls.__module__}:{cls.__name__}"
+    # An id is unique as long as the class lives, and `_homeless` holds it no longer.
     name = f"{cls.__name__}_{id(cls):x}"
     _homeless[name] = cls
     return f"{__name__}:{name}"
 
 
-def _takes_policy(cls: Any) -> bool:
-    makers: list[Any] = [vars(base)["__init__"] for base in inspect.getmro(cls) if "__init__" in vars(base)]
+def _takes_policy(cls: type) -> bool:
+    makers: list[Callable[..., object]] = [
+        vars(base)["__init__"] for base in inspect.getmro(cls) if "__init__" in vars(base)
+    ]
+    # The last one is that of `object`.
     named = any("policy" in inspect.signature(maker).parameters for maker in makers[:-1])
     options = getattr(cls, "options_model", None)
     if named or (options is not None and "policy" in options.model_fields):

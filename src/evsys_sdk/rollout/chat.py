@@ -1,4 +1,4 @@
-"""A chat that goes on for several turns, kept in tokens; and the tools a model may call in it.
+"""A chat of several turns, kept in tokens; and the tools a model may call in it.
 
 In: messages, and what the model said. Out: the next prompt: the tokens read and written so far, exactly as they were,
 and behind them what the template makes of the answer to them. Nothing the model wrote is ever encoded again. Only a
@@ -21,21 +21,22 @@ from typing import Any
 from pydantic import Field, TypeAdapter, validate_call
 
 from evsys_sdk.answers import parsed_json
-from evsys_sdk.asyncs import on_thread
+from evsys_sdk.concurrency import on_thread
 from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import content_text, with_tools
-from evsys_sdk.errors import FOREIGN, DataError, EvsysError, blame, not_known
+from evsys_sdk.errors import FOREIGN, DataError, EvsysError, error_boundary, not_known
 from evsys_sdk.protocols import Renderer, Turn
 from evsys_sdk.registry import register_agent
-from evsys_sdk.surface import Messages
+from evsys_sdk.training_api import Messages
 
+# Also a block that `max_tokens` cut off: it is answered as a call that cannot be read.
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _OFFER = """You may call these functions:
 {tools}
 To call one, write <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call> and wait for what it returns."""
 
 
-@register_agent("chat", yields=True)
+@register_agent("chat")
 class Chat:
     """The default agent by name: talks to the model, runs the tools it calls, stops when it calls none."""
 
@@ -52,7 +53,7 @@ class Chat:
     """The class itself needs harbor, and names are listed without it."""
 
 
-class History:
+class ChatHistory:
     """What has been said, as messages and as tokens."""
 
     def __init__(self, renderer: Renderer, messages: Messages):
@@ -68,6 +69,8 @@ class History:
         if end is None:
             self.prompt = rendered
             return
+        # A completion that was cut off lacks the token that ends a turn, and templates have one there. It is added to
+        # the next prompt only: the model did not write it, so it is not trained on.
         written, close = turn.completion_tokens, self.renderer.tokenizer.eos_token_id
         ended = bool(written) and written[-1] == close
         self.prompt = [*turn.prompt_tokens, *written, *([] if ended else [close]), *rendered[end:]]
@@ -78,6 +81,7 @@ class History:
             tokens, mask = self.renderer.sequences(messages, last_only=True)[-1]
         except DataError:  # the template cannot show this turn as it was written
             return None
+        # Behind the last token that the mask gives to the assistant.
         end = len(mask) - mask[::-1].index(1) if 1 in mask else 0
         return end if end and rendered[:end] == tokens[:end] else None
 
@@ -88,17 +92,17 @@ class Tool:
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: dict[str, object]
     """JSON schema of its arguments."""
-    call: Callable[..., Any]
+    call: Callable[..., object]
     on_loop: bool = False
     """`async def`: it runs on the event loop. A plain function would stop everybody else there, so it gets a thread."""
 
-    async def answer(self, arguments: dict[str, Any]) -> Any:
+    async def answer(self, arguments: dict[str, object]) -> object:
         said = self.call(**arguments) if self.on_loop else await on_thread(lambda: self.call(**arguments))
         return await said if inspect.isawaitable(said) else said
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """As chat templates want it."""
         about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
@@ -108,7 +112,9 @@ class Tool:
 def tool_at(path: str) -> Tool:
     """The function that stands at `module.function` or `module:function`, as a tool."""
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    with blame(EvsysError, f"tool {path!r}: importing {module_name or 'it'}"):
+    if not module_name:
+        raise EvsysError(not_known(path, "tool", ["bash"]) + "; a function is written as module:function")
+    with error_boundary(EvsysError, f"tool {path!r}: importing {module_name}"):
         module = importlib.import_module(module_name)
     function = getattr(module, name, None)
     if not callable(function):
@@ -117,10 +123,10 @@ def tool_at(path: str) -> Tool:
     return tool_of(function)
 
 
-def tool_of(function: Callable[..., Any]) -> Tool:
+def tool_of(function: Callable[..., object]) -> Tool:
     """A function with type hints and a docstring, as a tool."""
-    with blame(EvsysError, f"tool {function.__name__!r}: its arguments"):
-        adapter: TypeAdapter[Any] = TypeAdapter(function)  # type: ignore[arg-type]
+    with error_boundary(EvsysError, f"tool {function.__name__!r}: its arguments"):
+        adapter: TypeAdapter[object] = TypeAdapter(function)  # type: ignore[arg-type]
         schema = adapter.json_schema()
         checked = validate_call(function)
     schema.setdefault("properties", {})
@@ -133,22 +139,22 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     )
 
 
-def begin_chat(renderer: Renderer, messages: Messages, tools: Sequence[Tool]) -> History:
-    """A chat in which the model is told of its tools: by the template, or in words where that has no place for them."""
+def begin_chat(renderer: Renderer, messages: Messages, tools: Sequence[Tool]) -> ChatHistory:
+    """A chat that shows the model its tools: by the template, or in words where that has no place for them."""
     if not tools:
-        return History(renderer, messages)
+        return ChatHistory(renderer, messages)
     described = [tool.described() for tool in tools]
     with suppress(DataError):  # some templates refuse tools, and others pass over them in silence
-        shown = History(renderer, with_tools(messages, {"tools": described}))
+        shown = ChatHistory(renderer, with_tools(messages, {"tools": described}))
         if shown.prompt != renderer.prompt(messages):
             return shown
     offer = _OFFER.format(tools="\n".join(json.dumps(one["function"]) for one in described))
     first, rest = (messages[0], messages[1:]) if messages[0]["role"] == "system" else ({"content": ""}, messages)
-    told = f"{content_text(first['content'])}\n\n{offer}".strip()
-    return History(renderer, [{"role": "system", "content": told}, *rest])
+    system = f"{content_text(first['content'])}\n\n{offer}".strip()
+    return ChatHistory(renderer, [{"role": "system", "content": system}, *rest])
 
 
-def calls_in(text: str) -> list[tuple[str, Any]]:
+def calls_in(text: str) -> list[tuple[str, object]]:
     """The tool calls in a completion, as (name, arguments): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`
     blocks, or a completion that is nothing but such an object. One that cannot be read has the name ''."""
     blocks = _CALL.findall(text)
@@ -158,7 +164,7 @@ def calls_in(text: str) -> list[tuple[str, Any]]:
     return [_call(parsed_json(block.strip())) or ("", block.strip()) for block in blocks]
 
 
-def _call(value: Any) -> tuple[str, Any] | None:
+def _call(value: object) -> tuple[str, object] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or "arguments" not in value:
         return None
     arguments = value["arguments"]
@@ -167,12 +173,12 @@ def _call(value: Any) -> tuple[str, Any] | None:
     return value["name"], arguments
 
 
-async def answer_calls(calls: Sequence[tuple[str, Any]], tools: dict[str, Tool]) -> Messages:
-    """What the tools say, one message per call. What a tool or a call does wrong is told to the model."""
+async def answer_calls(calls: Sequence[tuple[str, object]], tools: dict[str, Tool]) -> Messages:
+    """What the tools say, one message per call. The model reads what a tool or a call did wrong."""
     return [{"role": "tool", "name": name, "content": await _answer(name, given, tools)} for name, given in calls]
 
 
-async def _answer(name: str, arguments: Any, tools: dict[str, Tool]) -> str:
+async def _answer(name: str, arguments: object, tools: dict[str, Tool]) -> str:
     if not name:
         return "error: this is not a tool call; write one JSON object with `name` and `arguments`"
     if name not in tools:

@@ -15,8 +15,8 @@ from harbor.models.agent.context import AgentContext
 import evsys_sdk
 from evsys_sdk.data_types import task_messages
 from evsys_sdk.rollout.chat import Chat, Tool, answer_calls, begin_chat, calls_in, tool_at, tool_of
-from evsys_sdk.rollout.policies import Policy, live_policy
-from evsys_sdk.surface import Messages
+from evsys_sdk.rollout.policy import Policy, live_policy
+from evsys_sdk.training_api import Messages
 
 BASH = "bash"
 ANSWER_FILE = "answer.txt"
@@ -60,6 +60,7 @@ class ChatAgent(PolicyAgent):
             for number in range(1, self.options.max_turns + 1):
                 turn = await self.policy.complete_tokens(history.prompt)
                 calls = calls_in(turn.text) if tools else []
+                # Calls of the last turn are not run: the model would not read what they return.
                 if not calls or number == self.options.max_turns:
                     break
                 with self.policy.waiting_for(f"a tool: {', '.join(name for name, _ in calls if name)}"):
@@ -109,16 +110,12 @@ def _tool(name: str, environment: BaseEnvironment, shown_chars: int) -> Tool:
     async def bash(command: str) -> str:
         """Run a shell command and see what it prints."""
         done = await environment.exec(command, timeout_sec=60)
-        shown = _cut("\n".join(part for part in (done.stdout, done.stderr) if part), shown_chars)
+        shown = "\n".join(part for part in (done.stdout, done.stderr) if part)
+        left_out = len(shown) - shown_chars
+        if left_out > 0:
+            head = shown_chars // 2
+            tail = shown[-(shown_chars - head) :]
+            shown = f"{shown[:head]}\n[... {left_out} characters are left out here ...]\n{tail}"
         return f"{shown}\n[exit code {done.return_code}]" if done.return_code else shown
 
     return tool_of(bash)
-
-
-def _cut(text: str, limit: int) -> str:
-    """The beginning and the end of what is too long to read."""
-    if len(text) <= limit:
-        return text
-    head = limit // 2
-    tail = limit - head
-    return f"{text[:head]}\n[... {len(text) - limit} characters are left out here ...]\n{text[-tail:]}"

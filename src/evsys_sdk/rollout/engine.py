@@ -5,8 +5,8 @@ with the exact tokens and logprobs. Whatever breaks on the way is a rollout with
 exception, and never a 0. Only here it is decided which way a rollout goes:
 
 - `single_turn`: no agent, no environment. One prompt, one completion; needs no harbor.
-- `in_process` (lane C): an agent, no environment. Our own loop over harbor's types.
-- `trials` (lane A): a task that needs an environment. harbor's own `Trial`, unmodified.
+- `in_process`: an agent, no environment. Our own loop over harbor's types.
+- `harbor_trial`: a task that needs an environment. harbor's own `Trial`, unmodified.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from evsys_sdk.concurrency import apause_before_retry
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.protocols import AgentSpec, EnvironmentSpec, FinishedRollouts, Renderer, Rollout, VerificationResult
 from evsys_sdk.registry import verifiers
 from evsys_sdk.rollout.agents import BASE_URL, AgentClass, find_agent
-from evsys_sdk.rollout.lanes import STOPS, Grade, Job, LaneSettings, Outcome, all_of, rollout_of
-from evsys_sdk.rollout.pacing import take_turn
-from evsys_sdk.rollout.policies import HttpFront, Patience, Policy, live, say
-from evsys_sdk.rollout.single_turn import Asked, broken, roll_task
-from evsys_sdk.surface import SamplingClient, SamplingParams, derive_seed
-from evsys_sdk.task_dirs import has_own_tests, needs_of
+from evsys_sdk.rollout.policy import HttpFront, Policy, SampleRetryPolicy, live, say, take_turn
+from evsys_sdk.rollout.single_turn import SingleTurnSettings, broken, roll_task
+from evsys_sdk.rollout.task_dirs import has_own_tests, needs_of
+from evsys_sdk.rollout.trial import STOPS, Grade, Outcome, TrialJob, TrialSettings, all_of, rollout_of
+from evsys_sdk.training_api import SamplingClient, SamplingParams, derive_seed
 
 IN_THE_ENVIRONMENT = AgentSpec(kind="chat", params={"max_turns": 20, "tools": ["bash"]})
-"""Who works on a task that needs an environment when nobody else is named: a chat that can act there."""
+"""Who works on a task that needs an environment when no agent is named: a chat that can act there."""
 
 
 def refusal(task: HarborTask) -> str | None:
-    """Why an engine without a grader of its own cannot do the task, or None."""
+    """Why an engine that was given no grader cannot do the task, or None."""
     if has_own_tests(task):
         missing = importlib.util.find_spec("harbor") is None
         return f"task {task.task_id!r} needs harbor: pip install 'evsys-sdk[harbor]'" if missing else None
@@ -57,7 +57,7 @@ async def grade_in_process(task: HarborTask, answer: str) -> VerificationResult:
     return verdict
 
 
-class RolloutEngine:
+class HarborRolloutEngine:
     """Many rollouts at a time, each on the way that fits it."""
 
     def __init__(
@@ -68,31 +68,32 @@ class RolloutEngine:
         backoff_seconds: float = 0.2,
         agent: AgentSpec | None = None,
         grade: Grade | None = None,
-        settings: LaneSettings | None = None,
+        settings: TrialSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = apause_before_retry,
     ) -> None:
         self.concurrency = concurrency
-        self.patience = Patience(retries=retries, backoff_seconds=backoff_seconds, sleep=sleep)
+        self.patience = SampleRetryPolicy(retries=retries, backoff_seconds=backoff_seconds, sleep=sleep)
         self.agent = agent
         self.grade = grade
-        self.settings = settings or LaneSettings()
+        self.settings = settings or TrialSettings()
         self.clock = clock
         # A semaphore belongs to one event loop; a run may use several, one after the other.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
-    def limited(self, *, concurrency: int | None = None, max_attempts: int | None = None) -> RolloutEngine:
-        """The same engine with so many places of its own, or so many tries; itself where neither is given."""
+    def limited(self, *, concurrency: int | None = None, max_attempts: int | None = None) -> HarborRolloutEngine:
+        """The same engine with so many places for itself, or so many tries; itself where neither is given."""
         if concurrency is None and max_attempts is None:
             return self
         own = copy.copy(self)
         if concurrency is not None:
+            # `copy` shares the dictionary, and with it the places of the engine that was copied.
             own.concurrency, own._slots = concurrency, WeakKeyDictionary()
         if max_attempts is not None:
             own.patience = replace(self.patience, retries=max_attempts - 1)
         return own
 
-    def in_environment(self, environment: EnvironmentSpec) -> RolloutEngine:
+    def in_environment(self, environment: EnvironmentSpec) -> HarborRolloutEngine:
         """This engine, with another environment for tasks that need one; both share their places."""
         other = copy.copy(self)
         other.settings = replace(self.settings, environment=environment)
@@ -112,7 +113,7 @@ class RolloutEngine:
         """One list per task, in order."""
         spec = agent or self.agent
         worker = find_agent(spec) if spec is not None else None
-        asked = Asked(
+        asked = SingleTurnSettings(
             sampler=sampler,
             renderer=renderer,
             sampling=sampling,
@@ -140,7 +141,7 @@ class RolloutEngine:
     async def _roll_task(
         self,
         task: HarborTask,
-        asked: Asked,
+        asked: SingleTurnSettings,
         worker: AgentClass | None,
         front: HttpFront | None,
         finished: FinishedRollouts,
@@ -159,15 +160,17 @@ class RolloutEngine:
         tries = range(asked.num_samples)
         return await all_of([self._work(task, index, asked, worker, front, finished) for index in tries])
 
-    async def _answer(self, task: HarborTask, asked: Asked, finished: FinishedRollouts) -> list[Rollout]:
+    async def _answer(self, task: HarborTask, asked: SingleTurnSettings, finished: FinishedRollouts) -> list[Rollout]:
         """All rollouts of a task that takes one answer: they are drawn together, and so are done together."""
         found = [finished.find(task.task_id, sample) for sample in range(asked.num_samples)]
+        # All or none: one call draws every sample of the task by one seed, so a missing sample cannot be drawn alone.
         if None not in found:
             return [rollout for rollout in found if rollout is not None]
         async with self._slot():
             made = await roll_task(task, asked)
         for sample, rollout in enumerate(made):
             finished.add(task.task_id, sample, rollout)
+        # What is on record counts as it is, even where it was drawn or graded otherwise this time.
         return [old or new for old, new in zip(found, made, strict=True)]
 
     def _refusal(self, task: HarborTask) -> str | None:
@@ -177,7 +180,7 @@ class RolloutEngine:
         self,
         task: HarborTask,
         sample: int,
-        asked: Asked,
+        asked: SingleTurnSettings,
         worker: AgentClass,
         front: HttpFront | None,
         finished: FinishedRollouts,
@@ -190,7 +193,7 @@ class RolloutEngine:
         return found
 
     async def _roll(
-        self, task: HarborTask, sample: int, asked: Asked, worker: AgentClass, front: HttpFront | None
+        self, task: HarborTask, sample: int, asked: SingleTurnSettings, worker: AgentClass, front: HttpFront | None
     ) -> Rollout:
         async with self._slot():
             await take_turn()
@@ -206,7 +209,7 @@ class RolloutEngine:
                 context_length=self.settings.context_length,
             )
             with live(policy), _addressed(worker, policy, front) as agent:
-                job = Job(
+                job = TrialJob(
                     task=task,
                     sample=sample,
                     agent=agent,
@@ -215,7 +218,7 @@ class RolloutEngine:
                     patience=self.patience,
                     settings=self.settings,
                 )
-                outcome = await lane_for(task)(job)
+                outcome = await runner_for(task)(job)
             return rollout_of(job, outcome, self.clock() - started)
 
     def _slot(self) -> asyncio.Semaphore:
@@ -226,7 +229,7 @@ class RolloutEngine:
 
 
 class NoneFinished:
-    """Every rollout is to be made, and nobody keeps them."""
+    """Every rollout is to be made, and none is kept."""
 
     def find(self, task_id: str, sample: int) -> Rollout | None:
         return None
@@ -246,16 +249,16 @@ def _addressed(worker: AgentClass, policy: Policy, front: HttpFront | None) -> I
         front.close(policy)
 
 
-def lane_for(task: HarborTask) -> Callable[[Job], Coroutine[Any, Any, Outcome]]:
-    """Who runs an agent on this task: lane C, unless it would have to refuse something."""
-    from evsys_sdk.rollout import in_process
+def runner_for(task: HarborTask) -> Callable[[TrialJob], Coroutine[Any, Any, Outcome]]:
+    """What runs an agent on this task: the in-process loop, unless it would have to refuse something."""
+    from evsys_sdk.rollout import agent_loop
 
-    if in_process.refusal(task) is None:
-        return in_process.run
-    from evsys_sdk.rollout import trials
+    if agent_loop.refusal(task) is None:
+        return agent_loop.run
+    from evsys_sdk.rollout import harbor_trial
 
-    return trials.run
+    return harbor_trial.run
 
 
-InProcessRolloutEngine = RolloutEngine
+InProcessRolloutEngine = HarborRolloutEngine
 """The name it had while it knew one way only."""

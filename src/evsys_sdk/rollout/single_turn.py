@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from evsys_sdk.asyncs import within
+from evsys_sdk.concurrency import within
 from evsys_sdk.data_types import HarborTask, task_messages
 from evsys_sdk.protocols import Renderer, Rollout, Turn
-from evsys_sdk.rollout.lanes import STOPS, Grade, all_of
-from evsys_sdk.rollout.policies import Patience, checked, sample, say
-from evsys_sdk.surface import SampledSequence, SamplingClient, SamplingParams, derive_seed, text_of
+from evsys_sdk.rollout.policy import SampleRetryPolicy, checked, sample, say
+from evsys_sdk.rollout.trial import STOPS, Grade, all_of
+from evsys_sdk.training_api import SampledSequence, SamplingClient, SamplingParams, derive_seed, text_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SingleTurnSettings:
     """Who is asked, and how."""
 
     sampler: SamplingClient
@@ -26,12 +26,12 @@ class Asked:
     sampling: SamplingParams
     num_samples: int
     grade: Grade
-    patience: Patience
+    patience: SampleRetryPolicy
     clock: Callable[[], float]
     verifier_seconds: float
 
 
-async def roll_task(task: HarborTask, asked: Asked) -> list[Rollout]:
+async def roll_task(task: HarborTask, asked: SingleTurnSettings) -> list[Rollout]:
     """All rollouts of one task."""
     started, n = asked.clock(), asked.num_samples
     try:
@@ -44,7 +44,8 @@ async def roll_task(task: HarborTask, asked: Asked) -> list[Rollout]:
     except Exception as exc:
         return broken(task, say(exc), n, asked.clock() - started)
     rollouts = await all_of([_graded(task, prompt, sequence, asked) for sequence in output.sequences[:n]])
-    rollouts += [_missing(task, n)] * (n - len(rollouts))
+    error = f"the sampler returned fewer than the {n} completions asked for"
+    rollouts += [Rollout(task_id=task.task_id, status="infra_error", error=error)] * (n - len(rollouts))
     seconds = asked.clock() - started
     return [
         replace(rollout, seconds=seconds, metadata={"sample": index, **rollout.metadata})
@@ -58,7 +59,7 @@ def broken(task: HarborTask, error: str, n: int, seconds: float = 0.0) -> list[R
     return [replace(one, metadata={"sample": index}) for index in range(n)]
 
 
-async def _graded(task: HarborTask, prompt: list[int], sequence: SampledSequence, asked: Asked) -> Rollout:
+async def _graded(task: HarborTask, prompt: list[int], sequence: SampledSequence, asked: SingleTurnSettings) -> Rollout:
     """The rollout of one completion, with the verifier's reward, or with its failure and none."""
     rollout = Rollout(task_id=task.task_id, metadata={"stop_reason": sequence.stop_reason})
     try:
@@ -76,8 +77,3 @@ async def _graded(task: HarborTask, prompt: list[int], sequence: SampledSequence
         return replace(rollout, status="infra_error", error=say(exc))
     info = {"verifier": verdict.info} if verdict.info else {}
     return replace(rollout, reward=verdict.reward, metadata={**rollout.metadata, **info})
-
-
-def _missing(task: HarborTask, n: int) -> Rollout:
-    error = f"the sampler returned fewer than the {n} completions asked for"
-    return Rollout(task_id=task.task_id, status="infra_error", error=error)

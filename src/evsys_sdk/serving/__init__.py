@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from evsys_sdk.serving.capture import Capture
-from evsys_sdk.serving.endpoint import Endpoint, ServedModel
-from evsys_sdk.serving.run import Address, Running, in_background, running, serve
+from evsys_engine.http import ListenAddress
+from evsys_sdk.serving.endpoint import Capture, Endpoint, ServedModel
+from evsys_sdk.serving.run import RunningEndpoint, in_background, running, serve
 
-__all__ = ["Address", "Capture", "Endpoint", "Running", "ServedModel", "in_background", "running", "serve"]
+__all__ = [
+    "ListenAddress",
+    "Capture",
+    "Endpoint",
+    "RunningEndpoint",
+    "ServedModel",
+    "in_background",
+    "running",
+    "serve",
+]

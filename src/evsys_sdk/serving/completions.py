@@ -1,4 +1,4 @@
-"""Text that goes on: POST /v1/completions.
+"""Text completion: POST /v1/completions.
 
 In: a `CompletionRequest` and a sampler. Out: completions, and the answer in OpenAI's form, whole or as events. A prompt
 is taken as it is, without a chat template. Log probabilities of the prompt (`echo`) and of other tokens than the one
@@ -7,22 +7,21 @@ drawn (`logprobs` above 0) are asked for in a second call, over prompt and compl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
-from evsys_sdk.serving.http import Answer, json_answer
-from evsys_sdk.serving.replies import IMPOSSIBLE, WORDS
+from evsys_engine.http import HttpResponse, json_response
+from evsys_engine.types import JsonObject
+from evsys_sdk.serving.replies import IMPOSSIBLE, WORDS, event_stream
 from evsys_sdk.serving.request import CompletionRequest
-from evsys_sdk.surface import ModelInput, SampledSequence, SamplingClient, SamplingParams, Tokenizer
+from evsys_sdk.training_api import ModelInput, SampledSequence, SamplingClient, SamplingParams, Tokenizer
 
 Likeliest = list[list[tuple[int, float]] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class TextCompletion:
     """How one prompt went on."""
 
     prompt: list[int]
@@ -34,7 +33,7 @@ class Completion:
 
 async def complete(
     sampler: SamplingClient, request: CompletionRequest, prompt: list[int], room: int
-) -> list[Completion]:
+) -> list[TextCompletion]:
     """`n` completions of the prompt, of `room` tokens at most."""
     count, nothing = request.n or 1, SampledSequence(tokens=[], logprobs=[], stop_reason="length")
     sequences = [nothing] * count
@@ -42,21 +41,23 @@ async def complete(
         output = await sampler.sample(ModelInput.from_ints(prompt), count, request.sampling(room))
         sequences = output.sequences
     if request.logprobs is None or not (request.echo or request.logprobs):
-        return [Completion(prompt=prompt, sequence=sequence) for sequence in sequences]
-    return [await _scored(sampler, prompt, sequence, request.logprobs) for sequence in sequences]
-
-
-async def _scored(sampler: SamplingClient, prompt: list[int], written: SampledSequence, top: int) -> Completion:
-    whole = ModelInput.from_ints([*prompt, *written.tokens])
-    params = SamplingParams(max_tokens=1, temperature=0.0)
-    output = await sampler.sample(whole, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=top)
-    about_prompt = (output.prompt_logprobs or [])[: len(prompt)]
-    return Completion(
-        prompt=prompt,
-        sequence=written,
-        logprobs=[*about_prompt, *written.logprobs],
-        likeliest=output.topk_prompt_logprobs if top else None,
-    )
+        return [TextCompletion(prompt=prompt, sequence=sequence) for sequence in sequences]
+    # A sampler writes at least one token; this one is thrown away.
+    completions, params = [], SamplingParams(max_tokens=1, temperature=0.0)
+    for sequence in sequences:
+        whole = ModelInput.from_ints([*prompt, *sequence.tokens])
+        output = await sampler.sample(
+            whole, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=request.logprobs
+        )
+        completions.append(
+            TextCompletion(
+                prompt=prompt,
+                sequence=sequence,
+                logprobs=[*(output.prompt_logprobs or [])[: len(prompt)], *sequence.logprobs],
+                likeliest=output.topk_prompt_logprobs if request.logprobs else None,
+            )
+        )
+    return completions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +68,17 @@ class CompletionReply:
     created: int
     request: CompletionRequest
     prompts: list[list[int]]
-    completions: list[Completion]
+    completions: list[TextCompletion]
     """Of the first prompt, then of the second, ..."""
     tokenizer: Tokenizer
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpResponse:
         if not self.request.stream:
             choices = [self._choice(index, text) for index, text in enumerate(self.completions)]
-            return json_answer(self._body(choices) | {"usage": self._usage()})
-        events = [f"data: {json.dumps(event, ensure_ascii=False, allow_nan=False)}\n\n" for event in self._events()]
-        parts = [event.encode("utf-8", "replace") for event in [*events, "data: [DONE]\n\n"]]
-        return Answer(parts=parts, content_type="text/event-stream", headers={"cache-control": "no-cache"})
+            return json_response(self._body(choices) | {"usage": self._usage()})
+        return event_stream(self._events())
 
-    def _events(self) -> Iterator[dict[str, Any]]:
+    def _events(self) -> Iterator[JsonObject]:
         """The stream. A sampler gives its completion at once, so the pieces are cut here."""
         for index, completion in enumerate(self.completions):
             whole = self._choice(index, completion)
@@ -93,14 +92,14 @@ class CompletionReply:
         if self.request.include_usage:
             yield self._body([]) | {"usage": self._usage()}
 
-    def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _body(self, choices: list[JsonObject]) -> JsonObject:
         names = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.request.model}
         return {**names, "choices": choices}
 
-    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    def _choice(self, index: int, completion: TextCompletion) -> JsonObject:
         said = self._said(completion.sequence)
         shown = [*completion.prompt, *said] if self.request.echo else said
-        choice: dict[str, Any] = {
+        choice: JsonObject = {
             "index": index,
             "text": self.tokenizer.decode(shown),
             "logprobs": None,
@@ -117,7 +116,7 @@ class CompletionReply:
         ended = bool(sequence.tokens) and sequence.tokens[-1] == self.tokenizer.eos_token_id
         return sequence.tokens[:-1] if ended else sequence.tokens
 
-    def _logprobs(self, completion: Completion, shown: list[int]) -> dict[str, Any]:
+    def _logprobs(self, completion: TextCompletion, shown: list[int]) -> JsonObject:
         begin = 0 if self.request.echo else len(completion.prompt)
         known = completion.logprobs or [*([None] * len(completion.prompt)), *completion.sequence.logprobs]
         values = [None if value is None else max(value, IMPOSSIBLE) for value in known[begin : begin + len(shown)]]
@@ -134,6 +133,7 @@ class CompletionReply:
 
     def _with_own(self, row: list[tuple[int, float]], token: str, logprob: float) -> dict[str, float]:
         """The likeliest tokens, and the one that stands there."""
+        # Reversed: of two tokens with the same text the likelier one comes last and stays.
         found = {self.tokenizer.decode([other]): max(value, IMPOSSIBLE) for other, value in reversed(row)}
         return {**found, token: logprob}
 

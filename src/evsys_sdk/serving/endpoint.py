@@ -11,27 +11,73 @@ import asyncio
 import math
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+from evsys_engine.http import HttpRequest, HttpResponse, json_response
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysError, closest
 from evsys_sdk.protocols import Renderer, Turn
-from evsys_sdk.serving import http
-from evsys_sdk.serving.capture import Capture
 from evsys_sdk.serving.completions import CompletionReply, complete
-from evsys_sdk.serving.grammar import grammar_of
-from evsys_sdk.serving.http import Answer, ApiError, Request, json_answer
 from evsys_sdk.serving.replies import Choice, Reply
-from evsys_sdk.serving.request import ChatRequest, CompletionRequest, read_chat, read_completion
+from evsys_sdk.serving.request import ApiError, ChatRequest, CompletionRequest, grammar_of, read_chat, read_completion
 from evsys_sdk.serving.tools import OPEN, read_calls, shown, shows_tools
-from evsys_sdk.surface import ModelInput, SampledSequence, SamplingClient, text_of
+from evsys_sdk.training_api import ModelInput, SampledSequence, SampleOutput, SamplingClient, text_of
+
+# What each session made the model read and write, token by token.
+#
+# In: turns as the endpoint samples them, under the session key that the caller sent. Out: `take(session)`, the turns
+# to train on. A failure of the sampler is kept too: the harness may swallow it and go on, and what it then does says
+# nothing about the model.
+
+
+@dataclass(slots=True)
+class _Session:
+    turns: list[Turn] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class Capture:
+    """Turns by session. The code that gives out a session key takes its turns, or they stay in memory."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
+        self._lock = threading.Lock()  # the endpoint may run on another thread
+
+    def add(self, session: str, turn: Turn) -> None:
+        with self._lock:
+            self._sessions.setdefault(session, _Session()).turns.append(turn)
+
+    def add_error(self, session: str, error: str) -> None:
+        with self._lock:
+            self._sessions.setdefault(session, _Session()).errors.append(error)
+
+    def errors(self, session: str) -> list[str]:
+        """Why the model could not answer this session, each time it could not; to be asked before `take`."""
+        with self._lock:
+            found = self._sessions.get(session)
+            return list(found.errors) if found else []
+
+    def take(self, session: str) -> list[Turn]:
+        """The session's turns, in order, with the exact tokens and logprobs; the session is forgotten."""
+        with self._lock:
+            found = self._sessions.pop(session, None)
+        return found.turns if found else []
+
+    def sessions(self) -> list[str]:
+        """Keys of the sessions that have not been taken yet."""
+        with self._lock:
+            return list(self._sessions)
+
 
 _SESSION = re.compile(r"/session/([^/]+)(/.*)")
+"""`/session/<key>/v1/...`."""
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 """Of /v1/completions, as OpenAI has it."""
@@ -41,9 +87,13 @@ WORKERS = 4
 """Threads that read requests and write answers."""
 BYTES_PER_TOKEN = 64
 """Of a request, for each token of context: prose has 4 to 5, JSON with every letter escaped about 30."""
+BODY_BYTES = 32 * 2**20
+"""Of one request; less where the served models' context lengths are known."""
 SMALLEST_BODY_LIMIT = 2**20
 MOST_TOKENS = 2**16
-"""Written at once by a model whose context length is not known."""
+"""Written at once by a model whose context length is not known; its requests are as long as for this one."""
+MOST_PROMPT_TOKENS = 2**18
+"""Read by a model whose context length is not known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,24 +126,27 @@ class Endpoint:
         self.models = dict(models)
         self.capture = capture
         self._default_max_tokens, self._in_flight, self._clock = default_max_tokens, in_flight, clock
+        # Changed on the event loop alone, so it needs no lock.
         self._under_way = 0
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="evsys-endpoint")
 
-    async def __call__(self, request: Request) -> Answer:
-        session, path = _split_session(request.path)
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        # Matched before it is unquoted: a key may hold a slash, sent as %2F.
+        found = _SESSION.fullmatch(request.path)
+        session, path = (unquote(found[1]), found[2]) if found else (None, request.path)
         route = f"{request.method} {path.rstrip('/')}"
         if route == "POST /v1/chat/completions":
             return await self._chat(request, session)
         if route == "POST /v1/completions":
             return await self._complete(request, session)
         if route == "GET /health":
-            return json_answer({"status": "ok", "models": list(self.models), "under_way": self._under_way})
+            return json_response({"status": "ok", "models": list(self.models), "under_way": self._under_way})
         if route == "GET /v1/models":
-            return json_answer({"object": "list", "data": [self._card(name) for name in self.models]})
+            return json_response({"object": "list", "data": [self._card(name) for name in self.models]})
         if route.startswith("GET /v1/models/"):
             name = unquote(route.removeprefix("GET /v1/models/"))
             self._model(name)
-            return json_answer(self._card(name))
+            return json_response(self._card(name))
         raise ApiError(404, f"there is no {route}; there are {ROUTES}")
 
     def _card(self, name: str) -> dict[str, object]:
@@ -114,21 +167,29 @@ class Endpoint:
             raise ApiError(404, f"no model {name!r} here{hint}; known: {known}", code="model_not_found", param="model")
         return self.models[name]
 
-    async def _chat(self, request: Request, session: str | None) -> Answer:
+    async def _chat(self, request: HttpRequest, session: str | None) -> HttpResponse:
         body, model, prompt, grammar = await self._in_worker(self._read_chat, request.body)
         session = session or request.headers.get("x-session-id") or body.session_id
         room = self._room(model, prompt, body.wanted_tokens or self._default_max_tokens, "messages")
         sampling = body.sampling(room, grammar)
+        # `_place` is the outer one: a 429 is no failure of the sampler, and the session must not remember it.
         with self._place(), self._told_of_failure(session):
-            output = await model.sampler.sample(ModelInput.from_ints(prompt), body.n or 1, sampling)
+            output = await self._sampler(model).sample(ModelInput.from_ints(prompt), body.n or 1, sampling)
             _check(output.sequences, body.n or 1)
         reply, answer = await self._in_worker(self._write_chat, model, body, prompt, output.sequences)
-        self._remember(session, model, reply)
+        # After the answer is written: a caller that gets an error has no turn to train on.
+        for choice in reply.choices:
+            self._capture(session, model, reply.prompt, choice.sequence)
         return answer
 
-    async def _in_worker[T](self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _in_worker[**P, T](self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """On a thread: what takes long in a large request must not keep other callers waiting."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._workers, partial(work, *arguments, **options))
+
+    def _sampler(self, model: ServedModel) -> Any:
+        """The model's sampler; one that computes within the call and not while it is awaited does so on a thread."""
+        is_blocking = getattr(model.sampler, "computes_in_call", False)
+        return _OnThread(model.sampler, self._workers) if is_blocking else model.sampler
 
     def _read_chat(self, body: bytes) -> tuple[ChatRequest, ServedModel, list[int], str | None]:
         request = read_chat(body)
@@ -147,7 +208,7 @@ class Endpoint:
 
     def _write_chat(
         self, model: ServedModel, body: ChatRequest, prompt: list[int], sequences: list[SampledSequence]
-    ) -> tuple[Reply, Answer]:
+    ) -> tuple[Reply, HttpResponse]:
         reply = Reply(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             created=int(self._clock()),
@@ -160,11 +221,8 @@ class Endpoint:
 
     def body_bytes(self) -> int:
         """How long a request may be: no text that fits the models here is longer."""
-        lengths = [model.context_length for model in self.models.values()]
-        known = [length for length in lengths if length is not None]
-        if not known or len(known) < len(lengths):
-            return http.BODY_BYTES
-        return min(http.BODY_BYTES, max(SMALLEST_BODY_LIMIT, max(known) * BYTES_PER_TOKEN))
+        longest = max((model.context_length or MOST_TOKENS for model in self.models.values()), default=MOST_TOKENS)
+        return min(BODY_BYTES, max(SMALLEST_BODY_LIMIT, longest * BYTES_PER_TOKEN))
 
     def _prompt(self, model: ServedModel, body: ChatRequest) -> list[int]:
         try:
@@ -175,17 +233,15 @@ class Endpoint:
 
     def _room(self, model: ServedModel, prompt: list[int], wanted: int, param: str) -> int:
         """Tokens that may be written: as many as asked for, and no more than fit."""
-        if model.context_length is None:
-            return min(wanted, MOST_TOKENS)
-        if len(prompt) >= model.context_length:
+        length = model.context_length or MOST_PROMPT_TOKENS
+        if len(prompt) >= length:
             raise ApiError(
                 400,
-                f"This model's maximum context length is {model.context_length} tokens; the {param} came to "
-                f"{len(prompt)}. Shorten it.",
+                f"This model's maximum context length is {length} tokens; the {param} has {len(prompt)}. Shorten it.",
                 param=param,
                 code="context_length_exceeded",
             )
-        return min(wanted, model.context_length - len(prompt))
+        return min(wanted, MOST_TOKENS if model.context_length is None else length - len(prompt))
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -218,17 +274,17 @@ class Endpoint:
         content, calls = (text, []) if is_answer else read_calls(text, body.offered_tools)
         return Choice(sequence=sequence, content=content, calls=calls)
 
-    async def _complete(self, request: Request, session: str | None) -> Answer:
+    async def _complete(self, request: HttpRequest, session: str | None) -> HttpResponse:
         body, model, prompts = await self._in_worker(self._read_completion, request.body)
         session = session or request.headers.get("x-session-id") or body.session_id
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        rooms = [self._room(model, prompt, wanted, "prompt") for prompt in prompts]
+        rooms, sampler = [self._room(model, prompt, wanted, "prompt") for prompt in prompts], self._sampler(model)
         with self._place(), self._told_of_failure(session):
             found = await asyncio.gather(
-                *(complete(model.sampler, body, prompt, room) for prompt, room in zip(prompts, rooms, strict=True))
+                *(complete(sampler, body, prompt, room) for prompt, room in zip(prompts, rooms, strict=True))
             )
-        texts = [text for group in found for text in group]
-        _check([text.sequence for text in texts], len(prompts) * (body.n or 1))
+            texts = [text for group in found for text in group]
+            _check([text.sequence for text in texts], len(prompts) * (body.n or 1))
         reply = CompletionReply(
             id=f"cmpl-{secrets.token_hex(12)}",
             created=int(self._clock()),
@@ -253,11 +309,12 @@ class Endpoint:
         wrong = [token for prompt in prompts for token in prompt if token < 0 or (size and token >= size)]
         if wrong:
             raise ApiError(400, f"prompt: {wrong[0]} is no token of this model, which has {size}", param="prompt")
+        if request.echo and request.logprobs is not None and sum(map(len, prompts)) > MOST_TOKENS:
+            said = (
+                f"prompt: echo with logprobs takes {MOST_TOKENS} tokens at once; send the prompts in several requests"
+            )
+            raise ApiError(400, said, param="prompt")
         return request, model, prompts
-
-    def _remember(self, session: str | None, model: ServedModel, reply: Reply) -> None:
-        for choice in reply.choices:
-            self._capture(session, model, reply.prompt, choice.sequence)
 
     def _capture(self, session: str | None, model: ServedModel, prompt: list[int], written: SampledSequence) -> None:
         if self.capture is None or not session or not written.tokens:
@@ -271,10 +328,17 @@ class Endpoint:
         self.capture.add(session, turn)
 
 
-def _split_session(path: str) -> tuple[str | None, str]:
-    """`/session/<key>/v1/...` as the key and the rest."""
-    found = _SESSION.fullmatch(path)
-    return (unquote(found[1]), found[2]) if found else (None, path)
+@dataclass(frozen=True, slots=True)
+class _OnThread:
+    """A sampler whose calls are made on a thread."""
+
+    sampler: SamplingClient
+    workers: ThreadPoolExecutor
+
+    async def sample(self, *arguments: Any, **options: Any) -> SampleOutput:
+        call = partial(self.sampler.sample, *arguments, **options)
+        # The call blocks and gives an awaitable, which belongs to the event loop: only the call runs on the thread.
+        return await (await asyncio.get_running_loop().run_in_executor(self.workers, call))
 
 
 def _check(sequences: list[SampledSequence], count: int) -> None:

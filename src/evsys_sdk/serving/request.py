@@ -1,8 +1,9 @@
-"""A request: read, checked, and refused where it asks for what a sampler cannot do.
+"""A request: read, checked, and refused where it asks for what a sampler cannot do; and the grammar it asks for.
 
 In: the body of POST /v1/chat/completions or /v1/completions. Out: a `ChatRequest` or a `CompletionRequest`, or a 400
-that names the field. Fields that would change the answer and cannot be honoured are refused; others that OpenAI's
-clients send (`user`, `store`, ...) are passed over.
+that names the field; for a `response_format` or a forced `tool_choice`, a grammar in llguidance's form. Fields that
+would change the answer and cannot be honoured are refused; others that OpenAI's clients send (`user`, `store`, ...)
+are passed over.
 """
 
 from __future__ import annotations
@@ -11,15 +12,29 @@ import json
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from evsys_sdk.errors import closest
-from evsys_sdk.serving.http import ApiError
-from evsys_sdk.surface import Messages, SamplingParams, derive_seed
+from evsys_engine.http import HttpError
+from evsys_engine.types import JsonObject
+from evsys_sdk.errors import EvsysError, closest, need
+from evsys_sdk.training_api import Messages, SamplingParams, derive_seed
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_CHOICES = 128
 MOST_LOGPROBS = 20
+MOST_STOPS = 64
+LONGEST_STOP = 1000
+"""Characters. Every token that is written is compared with every stop string."""
+
+
+class ApiError(HttpError):
+    """A response other than 200, in the form that OpenAI's clients read."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, wait: int | None = None
+    ) -> None:
+        super().__init__(status, message)
+        self.code, self.param, self.wait = code, param, wait
 
 
 class SamplingRequest(BaseModel):
@@ -35,12 +50,20 @@ class SamplingRequest(BaseModel):
     stop: str | list[str] | None = None
     seed: int | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: JsonObject | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None
+    logit_bias: JsonObject | None = None
     return_token_ids: bool | None = None
     session_id: str | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_and_short(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        texts = [stop] if isinstance(stop, str) else stop or []
+        if len(texts) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in texts):
+            raise ValueError(f"at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters")
+        return stop
 
     @property
     def include_usage(self) -> bool:
@@ -48,6 +71,7 @@ class SamplingRequest(BaseModel):
 
     def sampling(self, max_tokens: int, grammar: str | None = None) -> SamplingParams:
         seed = self.seed
+        # Every backend takes 31 bits: any other integer is folded into them, the same one always to the same seed.
         if seed is not None and not 0 <= seed < 2**31:
             seed = derive_seed(seed, "request")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -57,6 +81,7 @@ class SamplingRequest(BaseModel):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or -1,
             seed=seed,
+            # The engine refuses an empty stop string, which every text contains.
             stop=tuple(text for text in stop if text),
             grammar=grammar,
         )
@@ -65,23 +90,23 @@ class SamplingRequest(BaseModel):
 class ChatRequest(SamplingRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[JsonObject] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    functions: list[Any] | None = None
+    response_format: JsonObject | None = None
+    functions: list[object] | None = None
 
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]]:
+    def offered_tools(self) -> list[JsonObject]:
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
@@ -90,14 +115,14 @@ class ChatRequest(SamplingRequest):
         return str(self.tool_choice["function"]["name"]) if isinstance(self.tool_choice, dict) else None
 
     @property
-    def forced_tools(self) -> list[dict[str, Any]] | None:
+    def forced_tools(self) -> list[JsonObject] | None:
         """The functions of which one has to be called; None where the model may also answer in words."""
         if self.named_tool is not None:
             return [tool for tool in self.tools or [] if tool["function"]["name"] == self.named_tool]
         return self.tools if self.tool_choice == "required" else None
 
     @property
-    def answer_schema(self) -> dict[str, Any] | None:
+    def answer_schema(self) -> JsonObject | None:
         """The JSON schema of an answer in words; None where any text will do."""
         form = self.response_format or {}
         if form.get("type") == "json_object":
@@ -136,14 +161,16 @@ def read_chat(body: bytes) -> ChatRequest:
     """The request in `body`; a 400 when it is none or asks for too much."""
     request = _read(ChatRequest, body)
     _check_messages(request.messages)
-    _check_tools(request.tools or [])
-    _check_tool_choice(request)
-    _check_response_format(request.response_format or {})
-    _refuse(
-        request,
-        top_logprobs=bool(request.top_logprobs),
-        functions=bool(request.functions),
-    )
+    _check_tools(request)
+    form = request.response_format or {}
+    kind, described = form.get("type", "text"), form.get("json_schema")
+    if kind not in ("text", "json_object", "json_schema"):
+        said = f"response_format.type: text, json_object or json_schema is needed, not {kind!r}"
+        raise ApiError(400, said, param="response_format", code="unsupported_value")
+    if kind == "json_schema" and not (isinstance(described, dict) and isinstance(described.get("schema"), dict)):
+        place = "response_format.json_schema.schema"
+        raise ApiError(400, f"{place}: a JSON schema is needed", param=place)
+    _refuse(request, top_logprobs=bool(request.top_logprobs), functions=bool(request.functions))
     return request
 
 
@@ -166,7 +193,9 @@ def _read[Body: SamplingRequest](kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate(value)
     except ValidationError as exc:
-        raise _bad_field(exc) from exc
+        first = exc.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "body"
+        raise ApiError(400, f"{place}: {first['msg']}", param=place) from exc
 
 
 def _finite(text: str) -> float:
@@ -177,12 +206,6 @@ def _finite(text: str) -> float:
     return value
 
 
-def _bad_field(exc: ValidationError) -> ApiError:
-    first = exc.errors()[0]
-    place = ".".join(str(part) for part in first["loc"]) or "body"
-    return ApiError(400, f"{place}: {first['msg']}", param=place)
-
-
 def _check_messages(messages: Messages) -> None:
     for index, message in enumerate(messages):
         place, content = f"messages.{index}", message.get("content")
@@ -191,7 +214,14 @@ def _check_messages(messages: Messages) -> None:
         blocks = isinstance(content, list) and all(isinstance(block, dict) for block in content)
         if not (content is None or isinstance(content, str) or blocks):
             raise ApiError(400, f"{place}.content: text or a list of blocks is needed", param=f"{place}.content")
-        _check_blocks(content if isinstance(content, list) else [], f"{place}.content")
+        # The models here read text: an image or a sound would be dropped without a word.
+        for number, block in enumerate(content if isinstance(content, list) else []):
+            kind, where = block.get("type", "text"), f"{place}.content.{number}"
+            if kind != "text":
+                said = f"{where}: a block of type {kind!r} cannot be shown to a model that reads text: leave it out"
+                raise ApiError(400, said, param=where, code="unsupported_value")
+            if not isinstance(block.get("text"), str):
+                raise ApiError(400, f"{where}.text: text is needed", param=f"{where}.text")
         calls = message.get("tool_calls")
         if content is None and not calls:
             raise ApiError(400, f"{place}.content: it is missing", param=f"{place}.content")
@@ -199,32 +229,13 @@ def _check_messages(messages: Messages) -> None:
             raise ApiError(400, f"{place}.tool_calls: a list of functions is needed", param=f"{place}.tool_calls")
 
 
-def _check_blocks(blocks: list[dict[str, Any]], place: str) -> None:
-    """The models here read text: an image or a sound would be dropped without a word."""
-    for index, block in enumerate(blocks):
-        kind, where = block.get("type", "text"), f"{place}.{index}"
-        if kind != "text":
-            said = f"{where}: a block of type {kind!r} cannot be shown to a model that reads text: leave it out"
-            raise ApiError(400, said, param=where, code="unsupported_value")
-        if not isinstance(block.get("text"), str):
-            raise ApiError(400, f"{where}.text: text is needed", param=f"{where}.text")
-
-
-def _check_tools(tools: list[dict[str, Any]]) -> None:
-    for index, tool in enumerate(tools):
+def _check_tools(request: ChatRequest) -> None:
+    for index, tool in enumerate(request.tools or []):
         if not _is_function(tool):
             raise ApiError(400, f"tools.{index}: only functions with a name can be offered", param=f"tools.{index}")
         if not isinstance(tool["function"].get("parameters") or {}, dict):
             place = f"tools.{index}.function.parameters"
             raise ApiError(400, f"{place}: a JSON schema is needed", param=place)
-
-
-def _is_function(value: Any) -> bool:
-    function = value.get("function") if isinstance(value, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _check_tool_choice(request: ChatRequest) -> None:
     choice, names = request.tool_choice, [tool["function"]["name"] for tool in request.tools or []]
     if choice in (None, "none", "auto"):
         return
@@ -241,15 +252,9 @@ def _check_tool_choice(request: ChatRequest) -> None:
         raise ApiError(400, f"tool_choice: tools has no {request.named_tool!r}{hint}", param="tool_choice")
 
 
-def _check_response_format(form: dict[str, Any]) -> None:
-    kind = form.get("type", "text")
-    if kind not in ("text", "json_object", "json_schema"):
-        said = f"response_format.type: text, json_object or json_schema is needed, not {kind!r}"
-        raise ApiError(400, said, param="response_format", code="unsupported_value")
-    described = form.get("json_schema")
-    if kind == "json_schema" and not (isinstance(described, dict) and isinstance(described.get("schema"), dict)):
-        place = "response_format.json_schema.schema"
-        raise ApiError(400, f"{place}: a JSON schema is needed", param=place)
+def _is_function(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _refuse(request: SamplingRequest, **cannot: bool) -> None:
@@ -263,3 +268,96 @@ def _refuse(request: SamplingRequest, **cannot: bool) -> None:
         if asked:
             hint = "use tools" if name == "functions" else "leave it out"
             raise ApiError(400, f"{name} cannot be honoured here: {hint}", param=name, code="unsupported_value")
+
+
+# Whitespace is fixed (one space behind each comma and colon, as `json.dumps` writes it): a small model that may write
+# any amount of it writes nothing else.
+JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+MOST_CALLS = 8
+"""Calls in one answer to `tool_choice: required`."""
+# Values, not schemas, except: parts of an `allOf`, which would exclude each other's properties if each were closed, and
+# `properties`, whose keys are names of fields and which `_closed` treats apart.
+_LEFT_ALONE = frozenset(["allOf", "const", "enum", "default", "examples", "properties"])
+_MIXED = frozenset(["allOf", "anyOf", "oneOf", "$ref", "if", "not", "patternProperties", "additionalProperties"])
+
+
+def grammar_of(request: ChatRequest) -> str | None:
+    """The grammar that the request's completions have to follow."""
+    schema = request.answer_schema
+    forced = request.forced_tools
+    if schema is None and forced is None:
+        return None
+    param = "response_format" if forced is None else "tools"
+    try:
+        library = need("llguidance", extra="serve")
+    except EvsysError as exc:
+        asked = "response_format" if forced is None else "tool_choice"
+        raise ApiError(400, f"{asked}: {exc}", param=asked, code="unsupported_value") from exc
+    problem: str | None = None
+    try:
+        grammar = library.LLMatcher.grammar_from_lark(_lark(request, schema, forced))
+        failed, messages = library.LLMatcher.validate_grammar_with_warnings(grammar)
+        if failed:
+            problem = str(messages[0]).rpartition("failed to compile JSON schema: ")[2].partition("\n")[0]
+        else:
+            # A schema that leads nowhere (`{"$ref": "#"}`) is only noticed at the first token; bytes will do for that.
+            matcher = library.LLMatcher(library.LLTokenizer("byte"), grammar, log_level=0)
+            matcher.compute_logit_bias()
+            if matcher.is_error():
+                problem = "no text has this form"
+    except RecursionError:
+        grammar, problem = "", "it is nested too deeply"
+    if problem is not None:
+        raise ApiError(400, f"{param}: this JSON schema cannot be followed: {problem}", param=param)
+    return str(grammar)
+
+
+def _lark(request: ChatRequest, schema: JsonObject | None, forced: list[JsonObject] | None) -> str:
+    rules: list[str] = []
+    starts: list[str] = []
+    if forced is None and schema is not None:
+        starts.append("answer")
+        rules.append(f"answer: {_json(schema)}")
+    tools = forced if forced is not None else request.offered_tools
+    if tools:
+        most = 1 if request.parallel_tool_calls is False or request.named_tool else MOST_CALLS
+        starts.append("calls")
+        rules.append(f'calls: call ("\\n" call){{0,{most - 1}}}' if most > 1 else "calls: call")
+        rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
+        # A call, as `tools.read_calls` reads it. Each schema is a separate root, which its `$ref`s count on.
+        for number, function in enumerate(tool["function"] for tool in tools):
+            begin = f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": '
+            arguments = function.get("parameters") or {"type": "object", "properties": {}}
+            rules += [
+                f"call_{number}: {json.dumps(begin)} arguments_{number} {json.dumps('}' + chr(10) + '</tool_call>')}",
+                f"arguments_{number}: {_json(arguments)}",
+            ]
+    return "\n".join([f"start: {' | '.join(starts)}", *rules])
+
+
+def _json(schema: JsonObject) -> str:
+    return "%json " + json.dumps({**_closed(schema), "x-guidance": JSON_OPTIONS})
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, with objects that have the properties they name and no others.
+
+    JSON Schema allows any more of them; a model that is asked for `{name, age}` is not asked to invent some. An object
+    that is put together from parts, or that says what else it may have, is left as it is.
+    """
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    mixed = bool(_MIXED & schema.keys())
+    parts = {key: value if key in _LEFT_ALONE else _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict):
+        parts["properties"] = {name: _closed(value) for name, value in schema["properties"].items()}
+        if not mixed:
+            parts["additionalProperties"] = False
+    return parts

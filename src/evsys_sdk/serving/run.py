@@ -1,51 +1,102 @@
 """Put an endpoint on the network, and take it off cleanly.
 
 In: an `Endpoint` and an address. Out: a URL that answers: inside the caller's event loop (`running`), on a thread
-beside it (`in_background`), or until a signal (`serve`). uvicorn carries the HTTP; it is imported when a server starts.
+beside it (`in_background`), or until a signal (`serve`). A caller who hangs up is not worked for any longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
-import socket
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from evsys_engine.http_protocol import timed_protocol
-from evsys_sdk.errors import EvsysError, need
-from evsys_sdk.serving import http
+from evsys_engine.http import (
+    AsgiMessage,
+    HttpError,
+    HttpLimits,
+    HttpRequest,
+    HttpResponse,
+    ListenAddress,
+    Receive,
+    Send,
+    check_access,
+    json_response,
+    read_body,
+    run_app,
+    run_in_thread,
+    send_response,
+    stop_on_signals,
+)
+from evsys_engine.types import EngineError
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.logs import get_logger
+from evsys_sdk.redaction import redact
 from evsys_sdk.serving.endpoint import Endpoint
-from evsys_sdk.serving.http import App, Door, is_loopback
+from evsys_sdk.serving.request import ApiError
 
-KEEP_ALIVE_SECONDS = 75
-STOP_SECONDS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where to listen and who may come in."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 takes any free one."""
-    key: str | None = None
-
-    def check(self) -> None:
-        if self.key is None and not is_loopback(self.host):
-            raise EvsysError(f"{self.host} can be reached from other machines: give a key, or listen on 127.0.0.1")
-
-
-LOOPBACK = Address()
+LIMITS = HttpLimits()
+LOOPBACK = ListenAddress()
 """Any free port of this machine, no key."""
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class EndpointApp:
+    """The ASGI application."""
+
+    def __init__(self, endpoint: Endpoint, key: str | None) -> None:
+        self._endpoint, self._key = endpoint, key
+
+    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        response: HttpResponse | None
+        try:
+            request = HttpRequest.from_scope(scope)
+            if self._key is None or request.path != "/health":
+                check_access(request.headers, self._key, key_hint="Authorization: Bearer ...")
+            hint, most = ": more text does not fit the models served here", self._endpoint.body_bytes()
+            body = await read_body(request.headers, receive, most, LIMITS, too_large_hint=hint)
+            response = await self._answer_unless_gone(replace(request, body=body), receive)
+        except Exception as exc:
+            response = error_response(exc)
+        if response is not None:
+            await send_response(send, response)
+
+    async def _answer_unless_gone(self, request: HttpRequest, receive: Receive) -> HttpResponse | None:
+        """None, and the work is stopped, when the caller hangs up before the response is there."""
+
+        async def wait_for_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        working = asyncio.ensure_future(self._endpoint(request))
+        leaving = asyncio.ensure_future(wait_for_disconnect())
+        try:
+            await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def error_response(exc: Exception) -> HttpResponse:
+    """The error in the form that OpenAI's clients read."""
+    if not isinstance(exc, HttpError):
+        get_logger(__name__).error("a request failed", exc_info=exc)
+        exc = ApiError(500, f"{type(exc).__name__}: {exc}")
+    elif not isinstance(exc, ApiError):
+        exc = ApiError(exc.status, exc.message, code="invalid_api_key" if exc.status == 401 else None)
+    kind = ERROR_TYPES.get(exc.status, "server_error" if exc.status >= 500 else "invalid_request_error")
+    error = {"message": redact(exc.message), "type": kind, "param": exc.param, "code": exc.code}
+    headers = {} if exc.wait is None else {"retry-after": str(exc.wait)}
+    return json_response({"error": error}, status=exc.status, headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningEndpoint:
     """An endpoint that answers."""
 
     url: str
@@ -57,118 +108,45 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(endpoint: Endpoint, address: Address = LOOPBACK) -> AsyncIterator[Running]:
+async def running(endpoint: Endpoint, address: ListenAddress = LOOPBACK) -> AsyncIterator[RunningEndpoint]:
     """The endpoint, answering in this event loop."""
-    address.check()
-    _allow_many_connections()
-    server = _uvicorn_server(App(endpoint, Door(address.key), endpoint.body_bytes))
-    listener = _listen(address)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    app = EndpointApp(endpoint, address.key)
     try:
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        yield Running(_url(listener), endpoint)
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()
+        async with run_app(app, address, head_seconds=LIMITS.head_seconds) as url:
+            yield RunningEndpoint(url, endpoint)
+    except EngineError as exc:  # the address, or uvicorn is missing
+        raise EvsysError(str(exc)) from exc
 
 
 @contextlib.contextmanager
-def in_background(endpoint: Endpoint, address: Address = LOOPBACK) -> Iterator[Running]:
+def in_background(endpoint: Endpoint, address: ListenAddress = LOOPBACK) -> Iterator[RunningEndpoint]:
     """The endpoint, answering on a thread beside the caller: for notebooks and plain scripts."""
-    ready: list[tuple[Running, Callable[[], object]]] = []
-    failed: list[BaseException] = []
-    woken = threading.Event()
 
-    async def main() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    async def serve_until(on_ready: Callable[[RunningEndpoint], None], stop: asyncio.Event) -> None:
         async with running(endpoint, address) as found:
-            ready.append((found, lambda: loop.call_soon_threadsafe(stop.set)))
-            woken.set()
+            on_ready(found)
             await stop.wait()
 
-    def run() -> None:
-        try:
-            asyncio.run(main())
-        except BaseException as exc:
-            failed.append(exc)
-        finally:
-            woken.set()
-
-    thread = threading.Thread(target=run, name="evsys-endpoint", daemon=True)
-    thread.start()
-    woken.wait()
-    if not ready:
-        raise failed[0]
-    found, stop = ready[0]
-    try:
+    with run_in_thread(serve_until, name="evsys-endpoint") as (found, _):
         yield found
-    finally:
-        stop()
-        thread.join()
 
 
 def serve(
-    make: Callable[[], Awaitable[Endpoint]], address: Address = LOOPBACK, *, on_ready: Callable[[Running], None]
+    make: Callable[[], Awaitable[Endpoint]],
+    address: ListenAddress = LOOPBACK,
+    *,
+    on_ready: Callable[[RunningEndpoint], None],
 ) -> None:
-    """Serve what `make` makes until SIGINT or SIGTERM; `on_ready` is told when callers may come."""
+    """Serve what `make` makes until SIGINT or SIGTERM; `on_ready` gets the endpoint when callers may come."""
 
     async def main() -> None:
-        address.check()
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        try:
+            address.check()
+        except EngineError as exc:
+            raise EvsysError(str(exc)) from exc
+        stop = stop_on_signals()
         async with running(await make(), address) as found:
             on_ready(found)
             await stop.wait()
 
     asyncio.run(main())
-
-
-def _listen(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # Named TCP outright: only then does asyncio turn off Nagle's algorithm, which holds every answer back for 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((address.host, address.port))
-    except (OSError, OverflowError) as exc:
-        listener.close()
-        raise EvsysError(f"cannot listen on {address.host}:{address.port}: {exc}") from exc
-    listener.listen(1024)
-    return listener
-
-
-def _allow_many_connections() -> None:
-    # A step of rollouts opens hundreds, and caller and endpoint may share a process: two files for each.
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not on Windows; not where it is forbidden
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _uvicorn_server(app: App) -> Any:
-    uvicorn = need("uvicorn", extra="serve")  # it comes with local, harbor and dashboard too
-
-    class Server(uvicorn.Server):  # type: ignore[name-defined]
-        def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()  # signals are the caller's; uvicorn would raise them again at the end
-
-    config = uvicorn.Config(
-        app,
-        http=timed_protocol(http.HEAD_SECONDS),
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=STOP_SECONDS,
-        server_header=False,
-    )
-    return Server(config)

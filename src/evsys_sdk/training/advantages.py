@@ -25,18 +25,21 @@ def centred(rewards: Sequence[float]) -> list[float]:
 
 def grpo(rewards: Sequence[float]) -> list[float]:
     """Centred, in units of the group's standard deviation (of a sample, as in TRL)."""
+    # Shao et al. 2024 (DeepSeekMath), section 4.1.2: the outcome's reward, normalised within its group.
     spread = stdev(rewards) if len(rewards) > 1 else 0.0
     return [advantage / (spread + GRPO_EPSILON) for advantage in centred(rewards)]
 
 
 def dr_grpo(rewards: Sequence[float]) -> list[float]:
     """Centred and nothing more: dividing by the deviation favours tasks that are nearly always or never solved."""
+    # Liu et al. 2025, Understanding R1-Zero-Like Training; its other half is `constant` in `token_weights`.
     return centred(rewards)
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
     """The reward minus the mean of the others (leave one out); 0 for a rollout that has no others."""
     n = len(rewards)
+    # Ahmadian et al. 2024. With m the mean of all n: r - (n m - r) / (n - 1) = (r - m) n / (n - 1).
     return [advantage * n / (n - 1) for advantage in centred(rewards)] if n > 1 else [0.0] * n
 
 
@@ -84,11 +87,14 @@ def differences(above: Sequence[Sequence[float]], below: Sequence[Sequence[float
 def mean_of(parts: Sequence[Sequence[float]]) -> float:
     """The mean over all tokens; NaN when there is none."""
     count = sum(map(len, parts))
+    # fsum rounds once, so the mean does not depend on how tokens are spread over parts.
     return math.fsum(value for part in parts for value in part) / count if count else math.nan
 
 
 def kl_penalty(drift: Sequence[Sequence[float]], coefficient: float = 1.0, *, centre: bool = True) -> list[list[float]]:
     """What each token pays for its drift (the policy's logprob minus the reference's). Centred, it is paid or paid out
     by comparison with the average token: the same gradient on average, with far less noise."""
+    # A baseline: E[grad log p] is 0, so a constant that is taken off every token leaves the expected gradient as it is.
+    # This one is made from the same tokens, which biases it by about one part in their number.
     mean = mean_of(drift) if centre else 0.0
     return [[coefficient * (mean - value) for value in part] for part in drift]

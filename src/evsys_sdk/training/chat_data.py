@@ -13,8 +13,8 @@ from evsys_sdk.data_types import ChatMessagesRow, TargetFormat, is_learnt, parse
 from evsys_sdk.errors import DataError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import Renderer
-from evsys_sdk.surface import Datum
-from evsys_sdk.training.render import TrainOn, messages_of, row_to_data
+from evsys_sdk.training.rendering import TrainOn, messages_of, row_to_data
+from evsys_sdk.training_api import Datum
 
 SHOWN_IDS = 20
 OnTruncate = Literal["cut", "drop", "error"]
@@ -64,21 +64,18 @@ def chat_data(
         else:
             found.data += data
             found.row_ids += [name] * len(data)
-    _report(found, max_length, on_truncate)
-    return found
-
-
-def _report(found: ChatData, max_length: int, on_truncate: OnTruncate) -> None:
     if found.truncated:
+        more = len(found.truncated) - SHOWN_IDS
         said = (
-            f"{len(found.truncated)} rows are longer than max_length {max_length} "
-            f"({len(found.dropped)} of them left out): {_listed(found.truncated)}"
+            f"{len(found.truncated)} rows are longer than max_length {max_length} ({len(found.dropped)} of them left "
+            f"out): {', '.join(found.truncated[:SHOWN_IDS])}{f' and {more} more' if more > 0 else ''}"
         )
         if on_truncate == "error":
             raise DataError(f"{said}; raise max_length, or set on_truncate to cut or drop")
         get_logger(__name__).warning(said)
     if not found.data:
         raise DataError("no row is left to train on")
+    return found
 
 
 def read_chats(rows: Any, algorithm: str) -> list[ChatMessagesRow]:
@@ -89,12 +86,15 @@ def read_chats(rows: Any, algorithm: str) -> list[ChatMessagesRow]:
     try:
         return parse_rows(rows, TargetFormat.CHAT_MESSAGES)
     except DataError as exc:
-        raise DataError(f"{exc}\n{algorithm} needs chats: {_way_to_chats(rows)}") from exc
+        other = next((row for row in rows if not (isinstance(row, dict) and "messages" in row)), None)
+        if other is None:
+            raise  # all are chats, with a mistake in one of them: a transform would not mend it
+        raise DataError(f"{exc}\n{algorithm} needs chats: {_way_to_chats(other)}") from exc
 
 
-def _way_to_chats(rows: list[Any]) -> str:
+def _way_to_chats(other: object) -> str:
     """The transform that makes chats of such rows."""
-    row = rows[0] if isinstance(rows[0], dict) else {}
+    row = other if isinstance(other, dict) else {}
     if "conversations" in row or "conversation" in row:
         kind = "sharegpt_to_chat"
     elif {"instruction", "output"} <= row.keys():
@@ -122,8 +122,3 @@ def _nothing_to_learn(row: ChatMessagesRow, name: str, reason: str) -> str:
 def row_id(row: ChatMessagesRow, index: int) -> str:
     """The row's own id where it has one, else its number (from 0)."""
     return str(row.metadata.get("id", index))
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - SHOWN_IDS
-    return ", ".join(names[:SHOWN_IDS]) + (f" and {more} more" if more > 0 else "")

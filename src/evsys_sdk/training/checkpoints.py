@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.atomic import write_json
 from evsys_sdk.errors import BackendError
+from evsys_sdk.files import write_json
 from evsys_sdk.protocols import RunContext
 
 MANIFEST_FILE = "checkpoints.json"
@@ -33,10 +33,10 @@ def stage_folder(stage: str) -> str:
     return re.sub(r"[^\w.-]+", "-", stage)
 
 
-def manifests_in(run_dir: Path) -> list[Manifest]:
+def manifests_in(run_dir: Path) -> list[CheckpointManifest]:
     """The manifests that a run, with its stages, has left."""
     paths = [run_dir / MANIFEST_FILE, *sorted(run_dir.glob(f"{STAGES}/*/{MANIFEST_FILE}"))]
-    return [Manifest.load(path) for path in paths if path.is_file()]
+    return [CheckpointManifest.load(path) for path in paths if path.is_file()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Checkpoint:
         return all(Path(path).exists() for path in (self.state, self.sampler) if path.startswith("/"))
 
 
-class Manifest:
+class CheckpointManifest:
     """The checkpoints of one run, oldest first, on disk after every change."""
 
     def __init__(self, path: Path, checkpoints: list[Checkpoint] | None = None):
@@ -88,7 +88,7 @@ class Manifest:
         return (self.path.parent if self.stage is None else self.path.parents[2]).absolute()
 
     @classmethod
-    def load(cls, path: Path) -> Manifest:
+    def load(cls, path: Path) -> CheckpointManifest:
         """The manifest at `path`; empty when there is none."""
         manifest = cls(path)
         try:
@@ -101,6 +101,7 @@ class Manifest:
 
     def begin(self, step: int) -> None:
         """Say that the checkpoint of `step` is being written; an older one of that step no longer counts."""
+        # A kill before `complete` leaves this entry, which `whole` passes over.
         self._put(Checkpoint(step=step))
 
     def complete(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -111,6 +112,7 @@ class Manifest:
 
     def close(self, checkpoint: Checkpoint, *, stopped: str | None) -> Checkpoint:
         """Say that training has ended with these weights."""
+        # The final weights are asked for: they stay, even where they were saved only because the run was stopped.
         last = replace(checkpoint, final=True, stopped=stopped, temporary=[])
         self._put(last)
         return last

@@ -14,15 +14,18 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled, not_known
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import KeptWeights, RunContext
-from evsys_sdk.surface import (
+from evsys_sdk.training.batch import TrainingBatch
+from evsys_sdk.training.checkpoints import Checkpoint, CheckpointManifest, manifest_path
+from evsys_sdk.training.plan import LoopPlan as LoopPlan
+from evsys_sdk.training.rollout_data import trim
+from evsys_sdk.training_api import (
     AdamParams,
     Capabilities,
-    Datum,
     ForwardBackwardOutput,
     OptimStepOutput,
     SamplingClient,
@@ -30,10 +33,48 @@ from evsys_sdk.surface import (
     TrainingService,
     discard_weights,
 )
-from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.checkpoints import Checkpoint, Manifest, manifest_path
-from evsys_sdk.training.rollout_log import trim
-from evsys_sdk.training.step_metrics import learning_metrics, speed_metrics
+
+# What a step is said to have come to.
+#
+# In: a batch, the backend's answers, the time it took. Out: numbers under the names the logs use.
+
+
+def learning_metrics(
+    batch: TrainingBatch, outputs: list[ForwardBackwardOutput], optim: OptimStepOutput, adam: AdamParams
+) -> dict[str, float]:
+    """Loss, rate and what the backend measured."""
+    metrics = merged([output.metrics for output in outputs]) | optim.metrics
+    metrics["lr"] = adam.learning_rate
+    if outputs:
+        metrics["loss"] = metrics["loss:sum"] / (batch.loss_scale or _weight(batch) or len(outputs))
+    return metrics
+
+
+def merged(parts: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of several calls as one: names that end in `:sum` add up, the others are averaged."""
+    together: dict[str, list[float]] = {}
+    for part in parts:
+        for key, value in part.items():
+            together.setdefault(key, []).append(value)
+    # The suffix is Tinker's: a server names in it how the metrics of several calls are to be merged. The mean is over
+    # calls, not over data: it is exact only where the calls have the same size.
+    return {key: sum(values) if key.endswith(":sum") else sum(values) / len(values) for key, values in together.items()}
+
+
+def _weight(batch: TrainingBatch) -> float:
+    """What `loss:sum` is divided by to compare batches: the weight of the tokens that pull. 0 for a custom loss,
+    whose scale only its author knows."""
+    if not isinstance(batch.loss_fn, str):
+        return 0.0
+    key = "weights" if batch.loss_fn == "cross_entropy" else "advantages"
+    arrays = [datum.loss_fn_inputs[key].to_numpy() for datum in batch.data]
+    # Weights are signed, so they are added by size. Advantages of one batch nearly cancel, so they are counted.
+    return float(sum(abs(array).sum() if key == "weights" else (array != 0).sum() for array in arrays))
+
+
+def speed_metrics(batch: TrainingBatch, seconds: float) -> dict[str, float]:
+    tokens = sum(datum.model_input.length for datum in batch.data)
+    return {"tokens": tokens, "step_seconds": seconds, "tokens_per_second": tokens / seconds if seconds else 0.0}
 
 
 @runtime_checkable
@@ -58,42 +99,6 @@ class Resumable(Protocol):
     async def restore(self, progress: dict[str, Any]) -> None:
         """Stand where `progress` was taken; called after the weights are loaded."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopPlan:
-    """How many steps, how large, and what is kept."""
-
-    total_steps: int
-    learning_rate: Callable[[int], float]
-    """Step (1-based) -> rate."""
-    grad_accumulation: int = 1
-    """Forward/backward calls that one batch is split into."""
-    max_grad_norm: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    save_every: int | None = None
-    save_at: frozenset[int] = frozenset()
-    """Steps to keep the weights of, beside those."""
-    best_by: str | None = None
-    """The in-loop score that says which evaluated checkpoint is the best one."""
-    best_mode: Literal["max", "min"] = "max"
-
-    def adam(self, step: int) -> AdamParams:
-        """The optimiser's settings of a step."""
-        return AdamParams(
-            learning_rate=self.learning_rate(step),
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            grad_clip_norm=self.max_grad_norm,
-        )
-
-    def saves(self, step: int) -> bool:
-        return step in self.save_at or bool(self.save_every and step % self.save_every == 0)
 
 
 @dataclass(slots=True)
@@ -121,13 +126,13 @@ class LoopResult:
             self.final_loss = metrics["loss"]
             self.first_loss = self.final_loss if self.first_loss is None else self.first_loss
 
-    def take_up(self, last: Checkpoint) -> None:
+    def resume_from(self, last: Checkpoint) -> None:
         """Stand where the loop stood when it made this checkpoint."""
         self.steps, self.tokens, self.metrics = last.step, last.tokens, dict(last.metrics)
         self.first_loss, self.final_loss, self.checkpoint = last.first_loss, last.final_loss, last
 
 
-class Weights:
+class StepWeights:
     """The client's weights after `step`: a sampler over them, for whoever asks before they change."""
 
     def __init__(self, client: TrainingClient, service: TrainingService, step: int):
@@ -155,6 +160,7 @@ class Weights:
         return self._path
 
     async def _sampler(self, path: asyncio.Future[str]) -> SamplingClient:
+        # Several may wait for the one saving: shielded, one that is cancelled does not cancel it for the others.
         return await self.service.create_sampling_client(await asyncio.shield(path))
 
 
@@ -197,9 +203,9 @@ class TrainingLoop:
         self.builder, self.client, self.service, self.ctx, self.plan = builder, client, service, ctx, plan
         self.clock = clock
         path = manifest_path(ctx)
-        self.manifest = Manifest.load(path) if ctx.resume else Manifest(path)
+        self.manifest = CheckpointManifest.load(path) if ctx.resume else CheckpointManifest(path)
         self.result = LoopResult()
-        self.weights = Weights(client, service, 0)
+        self.weights = StepWeights(client, service, 0)
 
     async def run(self) -> LoopResult:
         result, hooks = self.result, self.ctx.hooks
@@ -250,6 +256,7 @@ class TrainingLoop:
         """Save the step that the run is stopped at, unless it is saved already. A checkpoint that the plan does not ask
         for is temporary, so that a resumed run leaves what an undisturbed one leaves."""
         last, weights = self.manifest.last_complete(), self.weights
+        # A step that broke off in its midst may have moved the weights: what they are now belongs to no step.
         if weights.changed or weights.step <= (last.step if last else 0):
             return
         planned = self.plan.saves(weights.step) or bool(self.plan.best_by and weights.taken)
@@ -259,14 +266,19 @@ class TrainingLoop:
         plan, ctx, began = self.plan, self.ctx, self.clock()
         batch = await self.builder.build_batch(step)
         refuse_unsupported(batch, self.service.capabilities)
+        # Before the first call is sent: a run that is stopped from here on must not save these weights as those of the
+        # step before.
         self.weights.changed = True
         adam = plan.adam(step)
         outputs, optim = await _train(self.client, batch, adam, plan.grad_accumulation)
         metrics = learning_metrics(batch, outputs, optim, adam) | speed_metrics(batch, self.clock() - began)
+        # The loop's own numbers come last and win: the budget counts by `tokens`, whatever an algorithm calls so.
         metrics = {**batch.metrics, **self.builder.step_metrics(step, batch, outputs), **metrics}
         _refuse_nan(step, metrics, batch, self.manifest)
-        self.weights = Weights(self.client, self.service, step)
+        self.weights = StepWeights(self.client, self.service, step)
         self.result.note(step, metrics)
+        # Saved before the step is in the journal: the checkpoint carries the step's metrics, so that a kill between the
+        # two is made good from it (docs/decisions/0006).
         if plan.saves(step):
             await self._save()
         ctx.log_store.log_metrics(metrics, step)
@@ -278,14 +290,25 @@ class TrainingLoop:
     async def _resume(self) -> bool:
         """Take up what an earlier attempt left; True when training had ended there."""
         last = await self._load_last()
+        # Also without a checkpoint: the steps begin again at 1, and their rollouts are appended to the same file.
         trim(self.ctx.output_dir, self.ctx.stage, upto=last.step if last else 0)
         if last:
             if isinstance(self.builder, Resumable):
                 await self.builder.restore(last.progress)
-            self.result.take_up(last)
-            self.weights = Weights(self.client, self.service, last.step)
+            self.result.resume_from(last)
+            self.weights = StepWeights(self.client, self.service, last.step)
         if self.ctx.hooks:
-            await self.ctx.hooks.resumed(_kept(last))
+            kept = KeptWeights(step=0)
+            if last:
+                kept = KeptWeights(
+                    step=last.step,
+                    state=last.state,
+                    sampler=last.sampler,
+                    metrics=dict(last.metrics),
+                    final=last.final,
+                    planned=not last.temporary,
+                )
+            await self.ctx.hooks.resumed(kept)
             self.result.stopped = self.ctx.hooks.should_stop() if last else None
         if last and last.final:
             self.result.stopped = last.stopped
@@ -329,6 +352,8 @@ class TrainingLoop:
         )
         if self.ctx.hooks:
             self.ctx.hooks.checkpoint(weights.step, paths[0], planned=planned)
+        # The manifest first, the files after it: a kill in between leaves files that nothing names, not an entry
+        # without its files.
         for path in self.manifest.drop_temporary(before=weights.step):
             await self._delete(path)
 
@@ -354,19 +379,6 @@ class TrainingLoop:
             self.result.best_value = value
 
 
-def _kept(last: Checkpoint | None) -> KeptWeights:
-    if last is None:
-        return KeptWeights(step=0)
-    return KeptWeights(
-        step=last.step,
-        state=last.state,
-        sampler=last.sampler,
-        metrics=dict(last.metrics),
-        final=last.final,
-        planned=not last.temporary,
-    )
-
-
 def refuse_unsupported(batch: TrainingBatch, capabilities: Capabilities) -> None:
     """Refuse a loss that the backend lacks, saying what would help."""
     if isinstance(batch.loss_fn, str):
@@ -389,9 +401,17 @@ async def _train(
     if not batch.data:
         return [], OptimStepOutput()
     together = batch.keep_together
+    # Rounded up to whole groups: no call gets one half of a pair, and there are at most `pieces` calls.
     size = -(-len(batch.data) // (pieces * together)) * together
     parts = [batch.data[begin : begin + size] for begin in range(0, len(batch.data), size)]
-    calls = [_forward_backward(client, batch, part) for part in parts]
+    loss = batch.loss_fn
+    # All calls are submitted before the first answer is awaited: the backend works on them without a pause.
+    calls = [
+        client.forward_backward(part, loss, batch.loss_fn_config)
+        if isinstance(loss, str)
+        else client.forward_backward_custom(part, loss)
+        for part in parts
+    ]
     optim = client.optim_step(adam)
     failures: list[Exception] = []
     outputs = await _collect(calls, failures)
@@ -412,15 +432,7 @@ async def _collect[T](calls: list[Awaitable[T]], failures: list[Exception]) -> l
     return answers
 
 
-def _forward_backward(
-    client: TrainingClient, batch: TrainingBatch, part: list[Datum]
-) -> Awaitable[ForwardBackwardOutput]:
-    if isinstance(batch.loss_fn, str):
-        return client.forward_backward(part, batch.loss_fn, batch.loss_fn_config)
-    return client.forward_backward_custom(part, batch.loss_fn)
-
-
-def _refuse_nan(step: int, metrics: dict[str, float], batch: TrainingBatch, manifest: Manifest) -> None:
+def _refuse_nan(step: int, metrics: dict[str, float], batch: TrainingBatch, manifest: CheckpointManifest) -> None:
     bad = [key for key in ("loss:sum", "grad_norm") if not math.isfinite(metrics.get(key, 0.0))]
     if not bad:
         return

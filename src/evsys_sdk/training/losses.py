@@ -1,108 +1,51 @@
-"""The named losses, as pure numpy functions: what a loss comes to and how it pulls on each logprob.
+"""What a named loss needs of each datum, read and checked, and its settings; errors are `BackendError`s.
 
-In: logprobs of the target tokens and the arrays a loss needs. Out: `(loss, dloss/dlogprob)`. The definitions are
-Tinker's: sums over tokens, never means, so that gradients of several calls simply add up.
+In: `Datum`s and a loss's name. Out: numpy arrays. The losses themselves are in `evsys_engine.losses`, which torch and
+numpy share.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from evsys_sdk.errors import BackendError, not_known
-from evsys_sdk.surface import Datum
+from evsys_engine import losses as engine_losses
+from evsys_engine.losses import LOSSES as LOSSES
+from evsys_engine.types import BadRequest
+from evsys_sdk.errors import BackendError
+from evsys_sdk.training_api import Datum
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-
-CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-"""Bounds of the probability ratio itself, not distances from 1."""
-
-
-def cross_entropy(logp: Array, *, weights: Array) -> tuple[float, Array]:
-    """Minus the weighted logprob of the targets."""
-    return float(-(weights * logp).sum()), -weights
+    PolicyLoss = str
+else:
+    PolicyLoss = Literal[engine_losses.POLICY_LOSSES]  # the engine has the one list: a new loss needs no line here
 
 
-def importance_sampling(logp: Array, *, logprobs: Array, advantages: Array) -> tuple[float, Array]:
-    """Policy gradient, corrected by the ratio of new to sampling probability."""
-    weighted = _ratio(logp, logprobs) * advantages
-    return float(-weighted.sum()), -weighted
-
-
-def ppo(
-    logp: Array, *, logprobs: Array, advantages: Array, clip_low_threshold: float, clip_high_threshold: float
-) -> tuple[float, Array]:
-    """Importance sampling whose gain ends where the ratio leaves the clip range."""
-    import numpy as np
-
-    ratio = _ratio(logp, logprobs)
-    free, clipped = ratio * advantages, ratio.clip(clip_low_threshold, clip_high_threshold) * advantages
-    return float(-np.minimum(free, clipped).sum()), np.where(free <= clipped, -free, 0.0)
-
-
-def cispo(
-    logp: Array, *, logprobs: Array, advantages: Array, clip_low_threshold: float, clip_high_threshold: float
-) -> tuple[float, Array]:
-    """Policy gradient weighted by a clipped ratio that is itself held constant, so no token is silenced."""
-    held = _ratio(logp, logprobs).clip(clip_low_threshold, clip_high_threshold) * advantages
-    return float(-(held * logp).sum()), -held
-
-
-def dro(logp: Array, *, logprobs: Array, advantages: Array, beta: float) -> tuple[float, Array]:
-    """Policy gradient with a quadratic price, `beta`, on leaving the sampling policy."""
-    drift = logp - logprobs
-    return float(-(logp * advantages - 0.5 * beta * drift**2).sum()), beta * drift - advantages
-
-
-def _ratio(logp: Array, logprobs: Array) -> Array:
-    import numpy as np
-
-    return np.exp(logp - logprobs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """A loss, what each datum must bring for it, and its settings with their defaults."""
-
-    fn: Callable[..., tuple[float, Any]]
-    inputs: tuple[str, ...]
-    """Beside `target_tokens`, and of the same shape."""
-    config: Mapping[str, float] = field(default_factory=dict)
-
-
-_POLICY = ("logprobs", "advantages")
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": Loss(fn=cross_entropy, inputs=("weights",)),
-    "importance_sampling": Loss(fn=importance_sampling, inputs=_POLICY),
-    "ppo": Loss(fn=ppo, inputs=_POLICY, config=CLIP),
-    "cispo": Loss(fn=cispo, inputs=_POLICY, config=CLIP),
-    "dro": Loss(fn=dro, inputs=_POLICY, config={"beta": 0.05}),
-}
-
-
-def get_loss(name: str) -> Loss:
+def get_loss(name: str) -> engine_losses.NamedLoss:
     """The loss called `name`; an error that lists them otherwise."""
-    if name not in LOSSES:
-        raise BackendError(not_known(str(name), "loss", LOSSES))
-    return LOSSES[name]
+    try:
+        return engine_losses.get_loss(name)
+    except BadRequest as exc:
+        raise BackendError(str(exc)) from exc
 
 
 def settings_of(name: str, given: Mapping[str, float] | None) -> dict[str, float]:
     """The loss's settings: its defaults, overridden by `loss_fn_config`."""
-    defaults = get_loss(name).config
-    for key in given or {}:
-        if key not in defaults:
-            raise BackendError(f"loss_fn_config of {name}: " + not_known(str(key), "setting", defaults))
-    settings = {**defaults, **(given or {})}
-    low, high = settings.get("clip_low_threshold", 0.0), settings.get("clip_high_threshold", math.inf)
-    if low > high:
-        raise BackendError(f"loss_fn_config of {name}: clip_low_threshold {low} is above clip_high_threshold {high}")
-    return settings
+    try:
+        return engine_losses.settings_of(name, given)
+    except BadRequest as exc:
+        raise BackendError(str(exc)) from exc
+
+
+def read_metrics(metrics: object) -> dict[str, float]:
+    """The metrics that a custom loss returned, as plain numbers."""
+    try:
+        return engine_losses.read_metrics(metrics)
+    except BadRequest as exc:
+        raise BackendError(str(exc)) from exc
 
 
 def read_targets(datum: Datum, index: int, vocab_size: int) -> tuple[Array, Array]:

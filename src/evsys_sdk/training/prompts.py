@@ -15,7 +15,6 @@ from evsys_sdk.data_types import (
     ChatMessagesRow,
     HarborTask,
     InProcessVerifier,
-    PromptExample,
     TargetFormat,
     TypedRow,
     content_text,
@@ -26,7 +25,7 @@ from evsys_sdk.data_types import (
 )
 from evsys_sdk.errors import DataError
 from evsys_sdk.registry import verifiers
-from evsys_sdk.surface import Messages
+from evsys_sdk.training_api import Messages
 
 UNJUDGED = InProcessVerifier(fn_name="format_only")
 """A task must name a verifier; rows without a right answer get this one, and nobody looks at its reward."""
@@ -86,33 +85,29 @@ def prompt_of(row: TypedRow, index: int) -> Prompt:
     """One row as a prompt; `index` names it where it has no id."""
     if isinstance(row, HarborTask):
         return Prompt(task=row, answer=row.metadata.get("demonstration") or _expected(row))
-    messages, answer = _question(row) if isinstance(row, ChatMessagesRow) else _inputs(row)
+    messages: Messages
+    if isinstance(row, ChatMessagesRow):
+        messages, answer = row.messages, row.target_assistant
+        if messages[-1]["role"] == "assistant":  # the chat up to the assistant's last word, and that word
+            if answer is None and is_learnt(messages[-1]):
+                answer = content_text(messages[-1].get("content"))
+            messages = messages[:-1]
+    elif len(row.inputs) != 1:
+        raise DataError(f"one input can be a prompt, not {len(row.inputs)}; put them into one text with jsonl_to_chat")
+    else:
+        messages = [{"role": "user", "content": str(next(iter(row.inputs.values())))}]
+        answer = None if row.expected is None else str(row.expected)
     if not messages or messages[-1]["role"] != "user":
         raise DataError("the message before the answer must be the user's")
     *history, last = messages
     task = HarborTask(
         task_id=str(row.metadata.get("id", f"row-{index}")),
         instruction=last["content"],
+        # The reward is for the logs alone: sdft and distill, which read such rows, learn from a teacher.
         verifier=UNJUDGED if answer is None else InProcessVerifier(fn_name="exact_match", expected=answer),
         metadata={"history": history} if history else {},
     )
     return Prompt(task=task, answer=answer, judged=answer is not None)
-
-
-def _question(row: ChatMessagesRow) -> tuple[Messages, str | None]:
-    """The chat up to the assistant's last word, and that word."""
-    messages = row.messages
-    if messages[-1]["role"] == "assistant":
-        said = content_text(messages[-1].get("content")) if is_learnt(messages[-1]) else None
-        return messages[:-1], said if row.target_assistant is None else row.target_assistant
-    return messages, row.target_assistant
-
-
-def _inputs(row: PromptExample) -> tuple[Messages, str | None]:
-    if len(row.inputs) != 1:
-        raise DataError(f"one input can be a prompt, not {len(row.inputs)}; put them into one text with jsonl_to_chat")
-    answer = None if row.expected is None else str(row.expected)
-    return [{"role": "user", "content": str(next(iter(row.inputs.values())))}], answer
 
 
 def _expected(task: HarborTask) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from evsys_sdk.errors import BackendError
 from evsys_sdk.protocols import Turn
-from evsys_sdk.surface import ModelInput, SamplingClient, SamplingParams, TrainingService, discard_weights
+from evsys_sdk.training_api import ModelInput, SamplingClient, SamplingParams, TrainingService, discard_weights
 
 
 class AveragingService(TrainingService, Protocol):
@@ -30,11 +30,12 @@ class MovingAverage:
         self.path = start
         """The weights that teach now."""
         self.kept = {start}
-        """What must not be deleted: the start, and the teacher of the last checkpoint."""
+        """What must not be deleted: the start, and the teachers of checkpoints."""
 
     async def follow(self, student: str, step: int) -> str:
         """The weights that teach in `step`, given the student's before it."""
         before, shares = self.path, [self.decay, 1 - self.decay]
+        # Named by the step whose weights went in, so that a resumed run makes the same name again.
         self.path = await self.service.average_weights([before, student], shares, f"teacher-{step - 1:06d}")
         if before not in self.kept:
             await discard_weights(self.service, before)
@@ -69,6 +70,7 @@ async def completion_top_k(
     answer = await sampler.sample(
         ModelInput.from_ints([*prompt, *completion]),
         1,
+        # Only the prompt's logprobs are wanted, but a sampler has to draw: the shortest completion, without chance.
         SamplingParams(max_tokens=1, temperature=0.0),
         include_prompt_logprobs=True,
         topk_prompt_logprobs=k,

@@ -14,3 +14,6 @@ __all__ = [
     "grading_problems",
     "run_verifier",
 ]
+
+EXTENSIONS = ("adapt", "text", "values", "tools", "weighted", "judge", "e2b")
+"""Modules of this room that register extensions."""

@@ -1,8 +1,8 @@
 """Bring every way of writing a verifier into one form, and run it where its failures have a name.
 
-In: a function or class as somebody registered it. Out: an `AdaptedVerifier`, called as
+In: a function or class as it was registered. Out: an `AdaptedVerifier`, called as
 `(model_output, expected, params) -> float`, or awaited with `ajudge`. A verifier that raises, or returns no finite
-number, gives `VerifierFailed`: never a reward of 0. Which form it is, only the signature decides; any form may be
+number, gives `VerifierFailed`: never a reward of 0. The signature alone decides which form it is; any form may be
 `async`, for one that asks a server.
 """
 
@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,14 +21,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from evsys_sdk.asyncs import run_async, within
-from evsys_sdk.errors import VerifierFailed, blame, shorten
+from evsys_sdk.concurrency import run_async, within
+from evsys_sdk.config.base import JsonDict
+from evsys_sdk.errors import VerifierFailed, error_boundary, shorten
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import check_params, config_model, verifiers
 from evsys_sdk.verifiers.aside import run_aside
 
-Params = dict[str, Any]
-RawCall = Callable[[str, Any, Params, Any], Any]
+Params = JsonDict
+RawCall = Callable[[str, object, Params, object], object]
 """`(model_output, expected, params, prompt)` -> whatever the verifier returns."""
 
 FORMS = (
@@ -45,17 +46,18 @@ class AdaptedVerifier:
 
     target: Any
     call: RawCall
-    settings: Any = None
+    settings: object = None
     """What the params must fit, a class or something with a `Config`; None when anything goes."""
     params: Params = field(default_factory=dict)
     """Settings for `verify`, which takes none."""
     is_aside: bool = False
-    """Plain code of somebody else: `ajudge` runs it beside the event loop, because it may never come back."""
+    """Plain code of a project: `ajudge` runs it beside the event loop, because it may never return."""
 
     @property
-    def Config(self) -> Any | None:
+    def Config(self) -> type[BaseModel] | None:
         """The model of the legal params, where the verifier says which they are."""
-        return config_model(self.settings)
+        model: type[BaseModel] | None = config_model(self.settings)
+        return model
 
     @property
     def label(self) -> str:
@@ -79,42 +81,53 @@ class AdaptedVerifier:
         wrong = self.problem(params)
         if wrong:
             return f"params of verifier {self.label!r}: {wrong}"
-        ask = getattr(self.target, "why_not", None)
-        return ask(params) if callable(ask) else None
+        find_reason = getattr(self.target, "why_not", None)
+        return find_reason(params) if callable(find_reason) else None
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
-        """The reward of `(model_output, expected, params)` or of `(completion, expected, **params)`, whichever form the
-        verifier itself has. With settings alone, `get_verifier(name)(**params)`: the same verifier with these as its
-        params, for `verify`."""
-        if not args:
+        """The reward of `(model_output, expected, params)` or of `(completion, expected, **params)`, by position or by
+        name, whichever form the verifier itself has. With settings alone, `get_verifier(name)(**params)`: the verifier
+        with these as its params, for `verify`."""
+        if not args and "completion" in settings:
+            settings["model_output"] = settings.pop("completion")
+        if not args and "model_output" not in settings:
             return replace(self, params={**self.params, **settings})
-        output, expected, params = [*args, None, None][:3]
-        return self.judge(output, expected, {**self.params, **(params or {}), **settings}).reward
+        names = ("model_output", "expected", "params")
+        given = dict(zip(names, args, strict=False))
+        given |= {name: settings.pop(name) for name in names if name not in given and name in settings}
+        params = {**self.params, **(given.get("params") or {}), **settings}
+        return self.judge(given["model_output"], given.get("expected"), params).reward
 
-    def verify(self, *, prompt: Any, completion: str, target: Any) -> VerificationResult:
+    def verify(self, *, prompt: object, completion: str, target: object) -> VerificationResult:
         """The class form of the published protocol, with the params that this verifier was made with."""
         return self.judge(completion, target, self.params, prompt=prompt)
 
     def judge(
-        self, model_output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
+        self, model_output: str, expected: object, params: Params, *, prompt: object = None, task_id: str | None = None
     ) -> VerificationResult:
         """The reward, with what the verifier had to say about it. `prompt` reaches the class form only."""
         whose = self._checked(params, task_id)
-        with _blamed(whose):
+        with _verifier_boundary(whose):
             verdict = self.call(model_output, expected, params, prompt)
             if inspect.isawaitable(verdict):  # plain code has to wait; a rollout engine uses `ajudge`
-                verdict = run_async(_awaited(verdict))
+                awaitable = verdict
+
+                async def wait() -> object:
+                    return await awaitable
+
+                verdict = run_async(wait())
         return _as_result(verdict, whose)
 
     async def ajudge(
-        self, model_output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
+        self, model_output: str, expected: object, params: Params, *, prompt: object = None, task_id: str | None = None
     ) -> VerificationResult:
-        """The same for code that must not wait: other rollouts go on while an async verifier is out asking, or a plain
-        one of yours is at work on its thread. Whoever does not want to wait for ever cancels it, or uses
-        `asyncs.within`."""
+        """The reward, for code that must not wait: other rollouts proceed while an async verifier waits for a server,
+        or a plain one of the project works on its thread. Cancel it, or use `judge_within`, to limit the time."""
         whose = self._checked(params, task_id)
-        with _blamed(whose):
-            if self.is_aside or self._may_be_slow(expected, params):
+        with _verifier_boundary(whose):
+            # One of ours may ask to be run beside the event loop for this task.
+            may_be_slow = getattr(self.target, "may_be_slow", None)
+            if self.is_aside or (may_be_slow is not None and may_be_slow(model_output, expected, params)):
                 verdict = await run_aside(self.target, lambda: self.call(model_output, expected, params, prompt))
             else:
                 verdict = self.call(model_output, expected, params, prompt)
@@ -122,17 +135,20 @@ class AdaptedVerifier:
                 verdict = await verdict
         return _as_result(verdict, whose)
 
-    def _may_be_slow(self, expected: Any, params: Params) -> bool:
-        """Whether one of ours asks to be run beside the event loop for this task."""
-        ask = getattr(self.target, "may_be_slow", None)
-        return ask is not None and not self.is_aside and bool(ask(expected, params))
-
     async def judge_within(
-        self, seconds: float, model_output: str, expected: Any, params: Params, **about: Any
+        self,
+        seconds: float,
+        model_output: str,
+        expected: object,
+        params: Params,
+        *,
+        prompt: object = None,
+        task_id: str | None = None,
     ) -> VerificationResult:
         """`ajudge`; one that takes longer has failed."""
         try:
-            return await within(self.ajudge(model_output, expected, params, **about), seconds)
+            judged = self.ajudge(model_output, expected, params, prompt=prompt, task_id=task_id)
+            return await within(judged, seconds)
         except TimeoutError:
             raise VerifierFailed(f"verifier {self.label!r} took longer than {seconds:g} seconds") from None
 
@@ -145,20 +161,20 @@ class AdaptedVerifier:
         return whose
 
 
-def as_verifier(target: Any) -> AdaptedVerifier:
+def as_verifier(target: object) -> AdaptedVerifier:
     """The one form of `target`, made once; a TypeError naming the forms when it has none of them."""
     try:
-        return _adapt_once(target)
+        # An instance whose class defines `__eq__` alone has no hash and cannot be a key of the cache.
+        hash(target)
     except TypeError:
-        if _is_hashable(target):
-            raise
         return _adapt(target)
+    return _adapt_once(target)
 
 
 def run_verifier(
-    name: str, output: str, expected: Any, params: Params, *, prompt: Any = None, task_id: str | None = None
+    name: str, output: str, expected: object, params: Params, *, prompt: object = None, task_id: str | None = None
 ) -> float:
-    """The reward that the verifier registered as `name` gives; whatever goes wrong in it is `VerifierFailed`."""
+    """The reward that the verifier registered as `name` gives; any error in it is `VerifierFailed`."""
     adapted: AdaptedVerifier = verifiers.adapted(name)
     return adapted.judge(output, expected, params, prompt=prompt, task_id=task_id).reward
 
@@ -170,10 +186,10 @@ def check_verifier_params(name: str, params: Params) -> str | None:
 
 
 @contextmanager
-def _blamed(whose: str) -> Iterator[None]:
-    """`blame`, and a failure that a verifier reports of itself gets its name and task as well."""
+def _verifier_boundary(whose: str) -> Iterator[None]:
+    """An error boundary; a `VerifierFailed` that the verifier itself raises gets its name and task as well."""
     try:
-        with blame(VerifierFailed, whose):
+        with error_boundary(VerifierFailed, whose):
             yield
     except VerifierFailed as exc:
         if str(exc).startswith(whose):
@@ -181,11 +197,7 @@ def _blamed(whose: str) -> Iterator[None]:
         raise VerifierFailed(f"{whose}: {exc}") from exc
 
 
-async def _awaited(verdict: Awaitable[Any]) -> Any:
-    return await verdict
-
-
-def _as_result(verdict: Any, whose: str) -> VerificationResult:
+def _as_result(verdict: object, whose: str) -> VerificationResult:
     info = getattr(verdict, "info", None)
     reward = getattr(verdict, "reward", verdict)
     if hasattr(reward, "item") and callable(reward.item):  # a numpy or torch scalar
@@ -195,55 +207,42 @@ def _as_result(verdict: Any, whose: str) -> VerificationResult:
     return VerificationResult(reward=float(reward), info=info if isinstance(info, dict) else {})
 
 
-def _is_hashable(target: Any) -> bool:
-    try:
-        hash(target)
-    except TypeError:
-        return False
-    return True
-
-
 def _adapt(target: Any) -> AdaptedVerifier:
-    return replace(_in_one_form(target), is_aside=not _is_ours(target) and not _is_async(target))
-
-
-def _is_ours(target: Any) -> bool:
-    """The built-in ones are fast and come back; a thread would cost more than they do."""
-    return str(getattr(target, "__module__", "")).split(".")[0] == "evsys_sdk"
-
-
-def _is_async(target: Any) -> bool:
-    acts = [target, getattr(target, "verify", None), target.__call__ if callable(target) else None]
-    return any(map(inspect.iscoroutinefunction, acts))
-
-
-def _in_one_form(target: Any) -> AdaptedVerifier:
     if inspect.isclass(target):
-        return _from_class(target)
-    if callable(getattr(target, "verify", None)):
-        return _from_instance(target)
-    if callable(target):
-        return _from_function(target)
-    raise TypeError(f"{target!r} cannot be called; {FORMS}")
+        adapted = _from_class(target)
+    elif callable(getattr(target, "verify", None)):
+        _check_verify(target)
+        none = _Settings(create_model("none", __config__=ConfigDict(extra="forbid")))
+        adapted = AdaptedVerifier(target=target, call=lambda o, e, _, prompt: _ask(target, o, e, prompt), settings=none)
+    elif callable(target):
+        adapted = _from_function(target)
+    else:
+        raise TypeError(f"{target!r} cannot be called; {FORMS}")
+    # The built-in ones are fast and return: a thread would cost more than they do.
+    is_ours = str(getattr(target, "__module__", "")).split(".")[0] == "evsys_sdk"
+    acts = [target, getattr(target, "verify", None), target.__call__ if callable(target) else None]
+    return replace(adapted, is_aside=not is_ours and not any(map(inspect.iscoroutinefunction, acts)))
 
 
 _adapt_once = lru_cache(maxsize=4096)(_adapt)
 
 
-def _from_function(fn: Any) -> AdaptedVerifier:
+def _from_function(fn: Callable[..., object]) -> AdaptedVerifier:
     label, parameters = _label(fn), _parameters(fn)
     if _takes_params(parameters, label):
-
-        def whole(output: str, expected: Any, params: Params, prompt: Any) -> Any:
-            return fn(output, expected, params)
-
-        return AdaptedVerifier(target=fn, call=whole, settings=fn if config_model(fn) else None)
+        return AdaptedVerifier(
+            target=fn, call=lambda o, e, params, _: fn(o, e, params), settings=fn if config_model(fn) else None
+        )
     model = _params_model(label, parameters)
 
-    def spread(output: str, expected: Any, params: Params, prompt: Any) -> Any:
-        return fn(output, expected, **_coerced(model, params))
+    def call(output: str, expected: object, params: Params, prompt: object) -> object:
+        if model is not None and params:
+            # The types that the signature names: a `"no"` for a bool must not be true.
+            valid = model.model_validate(params)
+            params = {name: getattr(valid, name) for name in params}
+        return fn(output, expected, **params)
 
-    return AdaptedVerifier(target=fn, call=spread, settings=_Settings(model) if model else None)
+    return AdaptedVerifier(target=fn, call=call, settings=_Settings(model) if model else None)
 
 
 def _from_class(cls: type) -> AdaptedVerifier:
@@ -251,24 +250,21 @@ def _from_class(cls: type) -> AdaptedVerifier:
         _check_verify(cls)
     elif "__call__" not in {name for base in cls.__mro__ for name in vars(base)}:
         raise TypeError(f"class {cls.__qualname__} has neither verify nor __call__; {FORMS}")
-    elif _takes_params(_parameters(cls.__call__, bound=False), _label(cls)):
+    elif _takes_params(_parameters(cls.__call__)[1:], _label(cls)):
         return AdaptedVerifier(target=cls, call=lambda o, e, params, _: cls()(o, e, params))
-    instances: dict[str, Any] = {}
+    instances: dict[str, object] = {}
 
-    def call(output: str, expected: Any, params: Params, prompt: Any) -> Any:
-        return _ask(_instance(cls, params, instances), output, expected, prompt)
+    def call(output: str, expected: object, params: Params, prompt: object) -> object:
+        # One instance per distinct params: a verifier that loads a word list loads it once, not per rollout.
+        key = json.dumps(params, sort_keys=True, default=repr)
+        if key not in instances:
+            # A bound for suites whose params differ from task to task.
+            if len(instances) >= 256:
+                instances.clear()
+            instances[key] = cls(**params)
+        return _ask(instances[key], output, expected, prompt)
 
     return AdaptedVerifier(target=cls, call=call, settings=cls)
-
-
-def _from_instance(verifier: Any) -> AdaptedVerifier:
-    _check_verify(verifier)
-
-    def call(output: str, expected: Any, params: Params, prompt: Any) -> Any:
-        return _ask(verifier, output, expected, prompt)
-
-    none = _Settings(create_model("none", __config__=ConfigDict(extra="forbid")))
-    return AdaptedVerifier(target=verifier, call=call, settings=none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,24 +272,15 @@ class _Settings:
     Config: type[BaseModel]
 
 
-def _ask(verifier: Any, output: str, expected: Any, prompt: Any) -> Any:
+def _ask(verifier: Any, output: str, expected: object, prompt: object) -> object:
     if callable(getattr(verifier, "verify", None)):
-        return verifier.verify(prompt=prompt, completion=output, target=expected)
+        verdict: object = verifier.verify(prompt=prompt, completion=output, target=expected)
+        return verdict
     return verifier(output, expected)
 
 
-def _instance(cls: type, params: Params, instances: dict[str, Any]) -> Any:
-    # One instance per distinct params: a verifier that loads a word list loads it once, not per rollout.
-    key = json.dumps(params, sort_keys=True, default=repr)
-    if key not in instances:
-        if len(instances) >= 256:
-            instances.clear()
-        instances[key] = cls(**params)
-    return instances[key]
-
-
 def _check_verify(owner: Any) -> None:
-    """`verify` must take the three words of the contract; better told at registration than per rollout."""
+    """`verify` must take the three arguments of the contract; refused at registration rather than per rollout."""
     verify = owner.verify
     first = (None,) if inspect.isclass(owner) and inspect.isfunction(verify) else ()
     try:
@@ -302,14 +289,14 @@ def _check_verify(owner: Any) -> None:
         raise TypeError(f"verify of {_label(owner)} does not fit ({exc}); {FORMS}") from None
 
 
-def _parameters(fn: Any, *, bound: bool = True) -> list[inspect.Parameter]:
+def _parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
     try:
         found = inspect.signature(fn, eval_str=True)
     except ValueError:
         raise TypeError(f"{_label(fn)} does not tell its parameters; {FORMS}") from None
     except Exception:  # an annotation that cannot be evaluated: the names are enough
         found = inspect.signature(fn)
-    return list(found.parameters.values())[0 if bound else 1 :]
+    return list(found.parameters.values())
 
 
 def _takes_params(parameters: list[inspect.Parameter], label: str) -> bool:
@@ -333,8 +320,17 @@ def _params_model(label: str, parameters: list[inspect.Parameter]) -> type[BaseM
     positional = [p for p in parameters if p.kind in _POSITIONAL]
     named = positional[2:] + [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    config = ConfigDict(extra="allow" if is_open else "forbid", arbitrary_types_allowed=True, protected_namespaces=())
-    fields: dict[str, Any] = {p.name: (_type(p), ... if p.default is _EMPTY else p.default) for p in named}
+    config = ConfigDict(
+        extra="allow" if is_open else "forbid", arbitrary_types_allowed=True, protected_namespaces=(),
+        allow_inf_nan=False,  # as `Params` has it: nothing compares with NaN
+    )  # fmt: skip
+    fields: JsonDict = {
+        p.name: (
+            Any if p.annotation is _EMPTY or isinstance(p.annotation, str) else p.annotation,
+            ... if p.default is _EMPTY else p.default,
+        )
+        for p in named
+    }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a setting may be called `json` or `schema`
@@ -343,20 +339,10 @@ def _params_model(label: str, parameters: list[inspect.Parameter]) -> type[BaseM
         return None
 
 
-def _type(parameter: inspect.Parameter) -> Any:
-    known = parameter.annotation is not _EMPTY and not isinstance(parameter.annotation, str)
-    return parameter.annotation if known else Any
-
-
-def _coerced(model: type[BaseModel] | None, params: Params) -> Params:
-    """The params as the types the signature names: a `"no"` for a bool must not be true."""
-    if model is None or not params:
-        return params
-    valid = model.model_validate(params)
-    return {name: getattr(valid, name) for name in params}
-
-
-def _label(target: Any) -> str:
+def _label(target: object) -> str:
     # The registry writes the registered name onto a class; a function goes by its own.
     name = vars(target).get("name") if inspect.isclass(target) else None
     return name if isinstance(name, str) else str(getattr(target, "__name__", type(target).__name__))
+
+
+verifiers.adapt = as_verifier

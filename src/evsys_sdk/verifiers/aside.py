@@ -1,9 +1,13 @@
-"""Plain functions of others, beside the event loop, so that one that never comes back stops nobody else.
+"""A project's plain functions on threads beside the event loop, so that one that never returns holds up no other.
 
-In: a call of a user's verifier function. Out: what it returned or raised. The calls of one verifier come one after the
-other, on one thread, so it need not be thread-safe. Only a call that has taken `SLOW_SECONDS` is left to itself, and
-the next begins beside it. Whoever gives up on a call (a time limit, a cancelled run) cancels it here: a loop in Python
-then ends; what waits in C code (a socket, a sleep) cannot be ended, and goes with the process.
+In: a call of a user's verifier function. Out: what it returned or raised. The calls of one verifier follow one another
+on one thread, so it need not be thread-safe. Only a call that has taken `SLOW_SECONDS` is left alone, and the next
+begins beside it. Cancelling a call (a time limit, a cancelled run) ends a loop in Python; code that waits in C (a
+socket, a sleep, `re` that backtracks) cannot be ended and lasts until the process ends.
+
+A worker process instead of a thread could be killed, also inside `re`, which holds the interpreter lock while it
+backtracks. It is not used: a project's verifier may share module state, open models and counters with callbacks and
+other verifiers, and need not be picklable. `patterns.pattern_matches` is the way to match with a time limit.
 """
 
 from __future__ import annotations
@@ -15,10 +19,9 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
 from weakref import WeakKeyDictionary
 
-from evsys_sdk.asyncs import clock_stopped
+from evsys_sdk.concurrency import clock_stopped
 
 SLOW_SECONDS = 1.0
 """After this long a call no longer keeps others of the same verifier waiting."""
@@ -26,10 +29,11 @@ IDLE_SECONDS = 30.0
 """A thread without work ends."""
 
 
-async def run_aside(owner: object, call: Callable[[], Any]) -> Any:
+async def run_aside(owner: object, call: Callable[[], object]) -> object:
     """What `call` returns, on a thread; `owner` is whose calls must not overlap."""
     loop = asyncio.get_running_loop()
-    turn = _Turn(_line_of(owner, loop))
+    turn = _Turn(_lines.setdefault(loop, {}).setdefault(id(owner), asyncio.Semaphore(1)))
+    # The time limit of a call must not run while another call of the same verifier works.
     with clock_stopped():
         await turn.line.acquire()
     slow = loop.call_later(SLOW_SECONDS, turn.leave)
@@ -44,18 +48,14 @@ async def run_aside(owner: object, call: Callable[[], Any]) -> Any:
     finally:
         slow.cancel()
         turn.leave()
+    # Not after a cancellation: the thread may still hang in that call.
     thread.give_back()
-    if not returned:
-        raise _explained(what)
-    return what
-
-
-def _explained(error: BaseException) -> BaseException:
-    if isinstance(error, ValueError) and "main thread" in str(error):  # signals, and the time limits made of them
-        return ValueError(
-            f"{error}; a plain verifier runs on a thread beside: write it as `async def`, and it does not"
-        )
-    return error
+    if returned:
+        return what
+    assert isinstance(what, BaseException)
+    if isinstance(what, ValueError) and "main thread" in str(what):  # signals, and the time limits made of them
+        raise ValueError(f"{what}; a plain verifier runs on a thread beside: write it as `async def`, and it does not")
+    raise what
 
 
 class _Turn:
@@ -74,33 +74,30 @@ class _Turn:
 _lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
-def _line_of(owner: object, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-    lines = _lines.setdefault(loop, {})
-    return lines.setdefault(id(owner), asyncio.Semaphore(1))
-
-
-class _Stopped(BaseException):
-    """Raised inside a function that nobody waits for any more."""
+class _Abandoned(BaseException):
+    """Raised inside a function whose outcome is no longer awaited."""
 
 
 class _Job:
     """One call, and where its outcome is waited for: (True, what it returned) or (False, what it raised)."""
 
-    def __init__(self, context: contextvars.Context, call: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, context: contextvars.Context, call: Callable[[], object], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.context, self.call, self.loop = context, call, loop
-        self.outcome: asyncio.Future[tuple[bool, Any]] = loop.create_future()
+        self.outcome: asyncio.Future[tuple[bool, object]] = loop.create_future()
 
     def run(self) -> None:
         try:
             said = True, self.context.run(self.call)
-        except _Stopped:
+        except _Abandoned:
             raise
         except BaseException as exc:
             said = False, exc
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits
             self.loop.call_soon_threadsafe(self._settle, said)
 
-    def _settle(self, said: tuple[bool, Any]) -> None:
+    def _settle(self, said: tuple[bool, object]) -> None:
         if not self.outcome.done():
             self.outcome.set_result(said)
 
@@ -135,16 +132,17 @@ class _Thread:
         with self.lock:
             self.is_stopped = True
             if self.at_work:
+                # Raised when the thread runs its next bytecode; `_work` ends on it wherever that is.
                 ident = ctypes.c_ulong(self.thread.ident or 0)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_Stopped))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_Abandoned))
 
     def _work(self) -> None:
-        with contextlib.suppress(_Stopped):
-            while (job := self._next()) is not None and self._go_on(at_work=True):
+        with contextlib.suppress(_Abandoned):
+            while (job := self._next()) is not None and self._may_continue(at_work=True):
                 job.run()
-                self._go_on(at_work=False)
+                self._may_continue(at_work=False)
 
-    def _go_on(self, *, at_work: bool) -> bool:
+    def _may_continue(self, *, at_work: bool) -> bool:
         with self.lock:
             self.at_work = at_work
             return not self.is_stopped
@@ -155,6 +153,7 @@ class _Thread:
                 return self.jobs.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 with _idle_lock:
+                    # Where it is not, a job is on its way, or the thread has not been given back yet: look again.
                     if _idle.get(self.key) is self:
                         del _idle[self.key]
                         return None

@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from evsys_sdk.config.base import Params
-from evsys_sdk.dockerfile import Recipe, recipe_of, what_is_missing
+from evsys_sandbox.dockerfile import DockerfileRecipe, recipe_of, syntax_error, what_is_missing
+from evsys_sdk.config.base import JsonDict, Params
 from evsys_sdk.errors import MissingDependency, VerifierFailed, shorten
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import register_verifier
@@ -33,7 +33,7 @@ NOT_RUN = (126, 127)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TestsOutcome:
     """How the tests ended."""
 
     exit_code: int
@@ -42,7 +42,7 @@ class Tried:
     where: str
 
 
-@register_verifier("e2b", yields=True)
+@register_verifier("e2b")
 class SandboxTests:
     """The exit code of tests that run beside the model's output in a sandbox."""
 
@@ -60,19 +60,30 @@ class SandboxTests:
         self.cfg = self.Config(**params)
 
     @classmethod
-    def why_not(cls, params: dict[str, Any]) -> str | None:
+    def why_not(cls, params: JsonDict) -> str | None:
         """What keeps the tests from running here."""
         if os.environ.get(KEY):
-            return None if _has_e2b() else _NO_E2B
-        from evsys_sdk.sandbox import why_unavailable
+            return None if importlib.util.find_spec("e2b") is not None else _NO_E2B
+        from evsys_sandbox.sandbox import why_unavailable
 
         missing = what_is_missing(cls.Config(**params).dockerfile)
         return why_unavailable() or (f"{missing}: {INSTEAD}, or install it here" if missing else None)
 
-    async def verify(self, *, prompt: Any, completion: str, target: Any) -> VerificationResult:
-        run = _run_in_e2b if os.environ.get(KEY) else _run_here
-        async with _slots():  # a time limit means little when all of a batch's tests share two cores
-            tried = await run(self.cfg, _files(self.cfg, completion))
+    async def verify(self, *, prompt: object, completion: str, target: object) -> VerificationResult:
+        broken = await asyncio.to_thread(syntax_error, self.cfg.test_sh)
+        if broken is not None:
+            raise VerifierFailed(f"the tests could not run: test.sh: {broken}")
+        cfg, is_remote = self.cfg, bool(os.environ.get(KEY))
+        # Where everything lies. The tests are in the working directory too, for those who call them by bare name.
+        workdir = recipe_of(cfg.dockerfile).workdir
+        tests = {"test.sh": cfg.test_sh, **({"test_state.py": cfg.test_state_py} if cfg.test_state_py else {})}
+        texts = {f"{folder}/{name}": text for folder in (TESTS, workdir) for name, text in tests.items()}
+        texts[f"{workdir}/output.txt"] = completion
+        files = {path: text.encode(errors="replace") for path, text in texts.items()}
+        # A time limit means little when all of a batch's tests share two cores.
+        most = 32 if is_remote else 2 * (os.cpu_count() or 1)
+        async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most)):
+            tried = await (_run_in_e2b if is_remote else _run_here)(cfg, files)
         if tried.exit_code in NOT_RUN:
             raise VerifierFailed(
                 f"the tests could not run (exit code {tried.exit_code}): {shorten(tried.stderr or tried.stdout, 200)}"
@@ -81,30 +92,16 @@ class SandboxTests:
         return VerificationResult(reward=float(tried.exit_code == 0), info={"exit_code": tried.exit_code, **info})
 
 
-_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-def _slots() -> asyncio.Semaphore:
-    many = 32 if os.environ.get(KEY) else 2 * (os.cpu_count() or 1)
-    return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(many))
-
-
-def _files(cfg: SandboxTests.Config, completion: str) -> dict[str, bytes]:
-    """Where everything lies. The tests are in the working directory too, for those who call them by bare name."""
-    workdir = recipe_of(cfg.dockerfile).workdir
-    tests = {"test.sh": cfg.test_sh, **({"test_state.py": cfg.test_state_py} if cfg.test_state_py else {})}
-    places = {f"{folder}/{name}": text for folder in (TESTS, workdir) for name, text in tests.items()}
-    texts = {**places, f"{workdir}/output.txt": completion}
-    return {path: text.encode(errors="replace") for path, text in texts.items()}
-
-
-def _environment(recipe: Recipe) -> dict[str, str]:
+def _environment(recipe: DockerfileRecipe) -> dict[str, str]:
     return {**recipe.env, "EVSYS_OUTPUT": f"{recipe.workdir}/output.txt"}
 
 
-async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
-    from evsys_sdk.sandbox import Sandbox, View
-    from evsys_sdk.sandbox_grading import grading_variables
+async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> TestsOutcome:
+    from evsys_sandbox.grading import grading_variables, tracing_for
+    from evsys_sandbox.sandbox import Sandbox, View
 
     missing = await asyncio.to_thread(what_is_missing, cfg.dockerfile)
     if missing:
@@ -120,12 +117,15 @@ async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
                 raise VerifierFailed(f"`RUN {step}` failed in the local sandbox ({said}): {INSTEAD}")
         # The copies beside the model's work too: what it runs must not change the tests that run it.
         tests = ["test.sh", *(["test_state.py"] if cfg.test_state_py else [])]
-        view = View(pinned={f"{recipe.workdir}/{name}": f"{TESTS}/{name}" for name in tests})
+        view = View(
+            pinned={f"{recipe.workdir}/{name}": f"{TESTS}/{name}" for name in tests},
+            tracing=tracing_for(cfg.test_sh + cfg.test_state_py),
+        )
         env = grading_variables(_environment(recipe))
         result = await box.run(RUN_TESTS, timeout_seconds=cfg.timeout_seconds, env=env, view=view)
     if result.timed_out:
         raise VerifierFailed(_too_long(cfg))
-    return Tried(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr, where="local")
+    return TestsOutcome(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr, where="local")
 
 
 def _too_long(cfg: SandboxTests.Config) -> str:
@@ -138,53 +138,44 @@ _NO_E2B = f"{KEY} is set, and the e2b package is not installed: pip install 'evs
 _builds: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[None]]] = WeakKeyDictionary()
 
 
-def _has_e2b() -> bool:
-    return importlib.util.find_spec("e2b") is not None
-
-
-async def _run_in_e2b(cfg: SandboxTests.Config, files: dict[str, bytes]) -> Tried:
+async def _run_in_e2b(cfg: SandboxTests.Config, files: dict[str, bytes]) -> TestsOutcome:
     try:
         e2b = importlib.import_module("e2b")
     except ImportError as exc:
         raise MissingDependency(_NO_E2B) from exc
     recipe = recipe_of(cfg.dockerfile)
     template = await _template(e2b, cfg.dockerfile)
+    # `timeout` is how long the box lives, in seconds: longer than the tests may take, so that their own limit ends
+    # them.
     box = await e2b.AsyncSandbox.create(
         template=template, timeout=int(cfg.timeout_seconds) + 60, allow_internet_access=False
     )
+    env = _environment(recipe)
     try:
         await box.files.write_files([{"path": path, "data": data} for path, data in files.items()], user="root")
-        return await _test_in_e2b(e2b, box, cfg, recipe)
-    finally:
-        await asyncio.shield(box.kill())
-
-
-async def _test_in_e2b(e2b: Any, box: Any, cfg: SandboxTests.Config, recipe: Recipe) -> Tried:
-    try:
-        done = await box.commands.run(
-            RUN_TESTS,
-            cwd=recipe.workdir,
-            user="root",
-            envs=_environment(recipe),
-            timeout=cfg.timeout_seconds,
-        )
+        done = await box.commands.run(RUN_TESTS, cwd=recipe.workdir, user="root", envs=env, timeout=cfg.timeout_seconds)
     except e2b.CommandExitException as exc:  # how e2b reports any exit code but 0
         done = exc
     except e2b.TimeoutException as exc:
         raise VerifierFailed(_too_long(cfg)) from exc
-    return Tried(exit_code=done.exit_code, stdout=done.stdout or "", stderr=done.stderr or "", where="e2b")
+    finally:
+        # A rollout that is cancelled must not leave a box that is paid for until its time is up.
+        await asyncio.shield(box.kill())
+    return TestsOutcome(exit_code=done.exit_code, stdout=done.stdout or "", stderr=done.stderr or "", where="e2b")
 
 
 async def _template(e2b: Any, dockerfile: str) -> str:
     """The image's name at e2b; built at the first use, once for all rollouts that need it."""
+    # By content: another Dockerfile is another image, and later processes find the same one again.
     name = "evsys-" + hashlib.sha256(dockerfile.encode()).hexdigest()[:24]
     builds = _builds.setdefault(asyncio.get_running_loop(), {})
+    # A build that failed is tried again by the next rollout.
     if name not in builds or (builds[name].done() and (builds[name].cancelled() or builds[name].exception())):
-        builds[name] = asyncio.ensure_future(_build(e2b, name, dockerfile))
+
+        async def build() -> None:
+            if not await e2b.AsyncTemplate.alias_exists(name):
+                await e2b.AsyncTemplate.build(e2b.Template().from_dockerfile(dockerfile), alias=name)
+
+        builds[name] = asyncio.ensure_future(build())
     await asyncio.shield(builds[name])
     return name
-
-
-async def _build(e2b: Any, name: str, dockerfile: str) -> None:
-    if not await e2b.AsyncTemplate.alias_exists(name):
-        await e2b.AsyncTemplate.build(e2b.Template().from_dockerfile(dockerfile), alias=name)

@@ -1,8 +1,7 @@
 """One way to grade: whatever kind of verifier a task carries, `grade` awaits its verdict.
 
 In: a task and what the model wrote. Out: a `VerificationResult`, or `VerifierFailed`: never a 0 for a verifier that
-broke. Only here the three plans of a task (`in_process`, `llm_judge`, `e2b`) become names in the verifier registry: a
-project that registers a verifier under such a name replaces it everywhere.
+broke. Only here the three plans of a task (`in_process`, `llm_judge`, `e2b`) become names in the verifier registry.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from evsys_sdk.answers import answer_in, parsed_json, wanted_answer
+from evsys_sdk.config.base import JsonDict
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, VerifierPayload
-from evsys_sdk.errors import EvsysError, VerifierFailed
+from evsys_sdk.errors import READABLE, VerifierFailed
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import verifiers
 from evsys_sdk.verifiers.adapt import AdaptedVerifier
@@ -24,25 +24,26 @@ class Plan:
     """A task's verifier as a name in the registry, with what it is called with."""
 
     name: str
-    expected: Any
-    params: dict[str, Any]
+    expected: object
+    params: JsonDict
 
 
 async def grade(
-    task: HarborTask, completion: str, *, prompt: Any = None, seconds: float = math.inf
+    task: HarborTask, completion: str, *, prompt: object = None, seconds: float = math.inf
 ) -> VerificationResult:
     """How good is this completion of this task? `prompt` is what was asked, where that is not the task's instruction.
 
-    Built-in functions answer at once; your own, judges and sandboxes let other rollouts go on meanwhile and may be
+    Built-in functions answer at once; your own, judges and sandboxes let other rollouts proceed meanwhile and may be
     cancelled. One that takes longer than `seconds` has failed.
     """
     plan = plan_of(task.verifier)
     asked = task.instruction if prompt is None else prompt
     adapted: AdaptedVerifier = verifiers.adapted(plan.name)
-    about: dict[str, Any] = {"prompt": asked, "task_id": task.task_id}
-    if seconds < math.inf:
-        return await adapted.judge_within(seconds, completion, plan.expected, plan.params, **about)
-    return await adapted.ajudge(completion, plan.expected, plan.params, **about)
+    if seconds == math.inf:
+        return await adapted.ajudge(completion, plan.expected, plan.params, prompt=asked, task_id=task.task_id)
+    return await adapted.judge_within(
+        seconds, completion, plan.expected, plan.params, prompt=asked, task_id=task.task_id
+    )
 
 
 def plan_of(verifier: VerifierPayload) -> Plan:
@@ -67,7 +68,7 @@ def missing_for(plan: Plan) -> str | None:
     lacks a sandbox, a judge or a key."""
     try:
         return verifiers.adapted(plan.name).why_not(plan.params)
-    except EvsysError as exc:
+    except READABLE as exc:
         return str(exc)
 
 
@@ -80,14 +81,20 @@ def never_grades(plan: Plan) -> str | None:
     """Why a built-in verifier can grade no completion of this task, or none as right: a pattern that does not compile,
     an `expected` that is missing, empty or NaN. None for a project's own verifiers, which are not called for a look."""
     if plan.name == "weighted":
-        return _never_grades_a_part(plan)
+        parts = plan.params.get("parts")
+        for part in parts if isinstance(parts, list) else []:
+            name, expected = str(part.get("fn_name")), part.get("expected", plan.expected)
+            why = never_grades(Plan(name=name, expected=expected, params=part.get("params") or {}))
+            if why:
+                return f"part {name!r} of verifier 'weighted': {why}"
+        return None
     adapted: AdaptedVerifier = verifiers.adapted(plan.name)
     if plan.name not in (*COMPARING, "format_only") or adapted.is_aside:
         return None
     if plan.name in COMPARING:
         if _holds_nan(plan.expected):
             return f"verifier {plan.name!r}: `expected` holds NaN, which equals nothing, so no answer can pass"
-        if _is_blank(plan.expected) and not (plan.name == "regex_match" and plan.params.get("pattern")):
+        if _is_blank(plan.expected, plan.name) and not (plan.name == "regex_match" and plan.params.get("pattern")):
             return f"verifier {plan.name!r}: `expected` is empty, so no answer can pass"
     try:
         adapted.judge("", plan.expected, plan.params)
@@ -96,18 +103,7 @@ def never_grades(plan: Plan) -> str | None:
     return None
 
 
-def _never_grades_a_part(plan: Plan) -> str | None:
-    parts = plan.params.get("parts")
-    for part in parts if isinstance(parts, list) else []:
-        expected = part.get("expected", plan.expected)
-        name = str(part.get("fn_name"))
-        why = never_grades(Plan(name=name, expected=expected, params=part.get("params") or {}))
-        if why:
-            return f"part {name!r} of verifier 'weighted': {why}"
-    return None
-
-
-def _holds_nan(value: Any) -> bool:
+def _holds_nan(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_nan, value.values()))
     if isinstance(value, list):
@@ -115,11 +111,20 @@ def _holds_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _is_blank(value: Any) -> bool:
-    """Text without a letter, or a list of nothing else; an empty list of calls, say, is an answer."""
+def _is_blank(value: object, verifier: str) -> bool:
+    """Whether nothing but spaces is left of `expected` when the verifier has taken the answer out of it; of a list, of
+    no item. An empty list of calls, say, is an answer."""
+    if verifier == "exact_match":
+        value = wanted_answer(value)
     if isinstance(value, list):
-        return bool(value) and all(map(_is_blank, value))
-    return isinstance(value, str) and not value.strip()
+        return bool(value) and all(_is_blank(item, verifier) for item in value)
+    if isinstance(value, str):
+        if verifier == "exact_match":
+            value = answer_in(value)
+        elif verifier == "json_match" and isinstance(parsed := parsed_json(value), str):
+            value = parsed
+        return not value.strip()
+    return False
 
 
 def grading_problems(tasks: Iterable[HarborTask]) -> list[str]:

@@ -20,16 +20,19 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from evsys_sdk.config.base import Params
+from evsys_sdk.concurrency import apause_before_retry
+from evsys_sdk.config.base import JsonDict, Params
 from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import EvsysError, VerifierFailed, not_known, shorten
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import config_model, inference, register_verifier
+from evsys_sdk.verifiers.values import values_in
 
 # Names that providers give their models, where the rubric's author did not say which client asks them.
 FAMILIES = {"claude": r"claude-", "openai": r"gpt-|chatgpt-|o\d", "gemini": r"gemini-"}
 KEPT = 100_000
 BACKOFF_SECONDS = 0.5
+_OBJECT = re.compile(r"\{")
 
 QUESTION = """\
 You grade an answer against a rubric.
@@ -54,7 +57,7 @@ Reply with one JSON object and nothing else: {{"reason": "<one sentence>", "scor
 AGAIN = "\n\nYour last reply could not be used: {why}. Reply with the JSON object only."
 
 
-@register_verifier("llm_judge", yields=True)
+@register_verifier("llm_judge")
 class LLMJudge:
     """A model's score for the answer, by a rubric; asked through any inference client."""
 
@@ -62,21 +65,21 @@ class LLMJudge:
         judge_model: str = Field(min_length=1)
         """`claude-...`, `gpt-...`, `gemini-...`, or `<inference kind>/<model>`, or the inference kind alone."""
         rubric: str = Field(min_length=1)
-        """What the judge is told to look at."""
+        """What the judge is to look at."""
         max_tokens: int = Field(default=1024, ge=1)
         """Of the judge's answer."""
         temperature: float = Field(default=0.0, ge=0)
         """Of the judge's answer."""
         attempts: int = Field(default=3, ge=1)
         """Questions asked before a reply that cannot be read is an error."""
-        client: dict[str, Any] = Field(default_factory=dict)
+        client: JsonDict = Field(default_factory=dict)
         """Params of the inference client, such as `base_url`."""
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)
 
     @classmethod
-    def why_not(cls, params: dict[str, Any]) -> str | None:
+    def why_not(cls, params: JsonDict) -> str | None:
         """What keeps the judge from being asked: an unknown kind, a missing library or key."""
         cfg = cls.Config(**params)
         try:
@@ -85,7 +88,7 @@ class LLMJudge:
             return f"judge {cfg.judge_model!r}: {exc}"
         return None
 
-    async def verify(self, *, prompt: Any, completion: str, target: Any) -> VerificationResult:
+    async def verify(self, *, prompt: object, completion: str, target: object) -> VerificationResult:
         asked = content_text(prompt) if isinstance(prompt, str | list | None) else str(prompt)
         key = _key([self.cfg.model_dump(), asked, completion])
         return await _verdicts.get(key, lambda: self._ask(asked, completion, key))
@@ -93,7 +96,9 @@ class LLMJudge:
     async def _ask(self, prompt: str, completion: str, key: str) -> VerificationResult:
         client = _client(self.cfg.judge_model, self.cfg.client)
         # The number hangs on the answer itself, so that no answer can contain the mark that closes it.
-        question = _plain(QUESTION.format(rubric=self.cfg.rubric, prompt=prompt, completion=completion, nonce=key[:16]))
+        question = QUESTION.format(rubric=self.cfg.rubric, prompt=prompt, completion=completion, nonce=key[:16])
+        # Half a surrogate pair cannot be sent; a model's sampled bytes may decode to one.
+        question = question.encode(errors="replace").decode()
         why = ""
         for attempt in range(self.cfg.attempts):
             try:
@@ -107,7 +112,7 @@ class LLMJudge:
                 why = ""
                 if attempt + 1 == self.cfg.attempts:
                     raise VerifierFailed(f"judge {self.cfg.judge_model!r}: {type(exc).__name__}: {exc}") from exc
-                await asyncio.sleep(BACKOFF_SECONDS * 2**attempt)
+                await apause_before_retry(BACKOFF_SECONDS * 2**attempt)
         raise VerifierFailed(f"judge {self.cfg.judge_model!r} gave no verdict in {self.cfg.attempts} tries: {why}")
 
     async def _generate(self, client: Any, question: str) -> str:
@@ -123,7 +128,8 @@ class Unreadable(Exception):
 
 def read_verdict(reply: str) -> VerificationResult:
     """The score in a judge's reply; `Unreadable` when there is none, it is out of range, or there are two."""
-    found = [value for value in _objects(reply) if "score" in value]
+    objects = [value for value in values_in(reply, _OBJECT) if isinstance(value, dict)]  # outermost only
+    found = [value for value in objects if "score" in value]
     if not found:
         raise Unreadable(f"it holds no JSON object with a score: {shorten(reply) or 'it is empty'}")
     scores = {json.dumps(value["score"]) for value in found}
@@ -133,20 +139,6 @@ def read_verdict(reply: str) -> VerificationResult:
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1 or math.isnan(score):
         raise Unreadable(f"its score is {shorten(json.dumps(score))}, not a number from 0 to 1")
     return VerificationResult(reward=float(score), info={"reason": str(found[-1].get("reason", ""))})
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects that stand in a text, outermost only."""
-    found, start = [], text.find("{")
-    while start >= 0:
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            found.append(value)
-        start = text.find("{", end)
-    return found
 
 
 @dataclass(slots=True)
@@ -167,6 +159,7 @@ class _Verdicts:
     async def get(self, key: str, ask: Callable[[], Coroutine[Any, Any, VerificationResult]]) -> VerificationResult:
         if key in self._kept:
             return self._kept[key]
+        # By event loop: a task cannot be awaited from another one.
         flights = self._under_way.setdefault(asyncio.get_running_loop(), {})
         flight = flights.get(key)
         if flight is None:
@@ -177,6 +170,8 @@ class _Verdicts:
             return await asyncio.shield(flight.task)  # one rollout cancelled must not take the others' verdict along
         finally:
             flight.waiting -= 1
+            # No rollout waits any more, so the call is not made to its end. It leaves the table first: a rollout that
+            # asks from now on makes a new call and does not join the cancelled one.
             if flight.waiting == 0 and not flight.task.done():
                 flights.pop(key, None)
                 flight.task.cancel()
@@ -195,16 +190,18 @@ class _Verdicts:
 
 _verdicts = _Verdicts()
 forget_verdicts = _verdicts.clear
-_clients: dict[str, tuple[Any, Any]] = {}
+_clients: dict[str, tuple[object, Any]] = {}
 
 
-def _client(judge_model: str, params: dict[str, Any]) -> Any:
+def _client(judge_model: str, params: JsonDict) -> Any:
     """The inference client that asks this model; made once, and again when its kind has been registered anew."""
     kind, model = split_model(judge_model)
     target = inference.get(kind)
     key = _key([judge_model, params])
     if key not in _clients or _clients[key][0] is not target:
-        _clients[key] = target, inference.build(kind, {**_model_param(target, model), **params})
+        fields = getattr(config_model(target), "model_fields", {})
+        name = next((name for name in ("model", "model_name") if name in fields), None)
+        _clients[key] = target, inference.build(kind, {**({name: model} if name and model else {}), **params})
     return _clients[key][1]
 
 
@@ -224,16 +221,5 @@ def split_model(judge_model: str) -> tuple[str, str | None]:
     )
 
 
-def _model_param(target: Any, model: str | None) -> dict[str, Any]:
-    fields = getattr(config_model(target), "model_fields", {})
-    name = next((name for name in ("model", "model_name") if name in fields), None)
-    return {name: model} if name and model else {}
-
-
-def _key(value: Any) -> str:
+def _key(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
-
-
-def _plain(text: str) -> str:
-    # Half a surrogate pair cannot be sent; a model's sampled bytes may decode to one.
-    return text.encode(errors="replace").decode()

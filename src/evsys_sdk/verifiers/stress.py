@@ -1,8 +1,8 @@
 """Can a verifier be passed without solving the task, and does it let the solution pass?
 
-In: tasks, and `grade`. Out: `Findings`. Agents that solve nothing (silence, empty forms, the prompt said back, long
-repetitions, a list of every answer, an attempt on the grader itself) must not pass; the expected answer must. Nothing
-is asked of a model, unless it is the judge of a task.
+In: tasks, and `grade`. Out: a `StressReport`. Agents that solve nothing (silence, empty forms, the prompt said back,
+long repetitions, a list of every answer, an attempt on the grader itself) must not pass; the expected answer must. No
+model is asked, unless it is the judge of a task.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
+from evsys_sandbox.errors import SandboxUnavailable
 from evsys_sdk.answers import parsed_json, wanted_answer
 from evsys_sdk.constants import VERIFIER_SECONDS
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, content_text
-from evsys_sdk.errors import EvsysError, MissingDependency, shorten
-from evsys_sdk.sandbox import SandboxUnavailable
+from evsys_sdk.errors import READABLE, MissingDependency, shorten
 from evsys_sdk.verifiers.grading import grade, grading_problem
 
 PASS = 1.0
@@ -40,7 +40,7 @@ LEAVE = "import os; os._exit(0)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class StressFinding:
     """One task whose verifier did what it should not."""
 
     task_id: str
@@ -73,11 +73,11 @@ class AgentReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class StressReport:
     """What the stress test of one suite has shown."""
 
     agents: list[AgentReport]
-    findings: list[Finding]
+    findings: list[StressFinding]
     without_solution: list[str] = field(default_factory=list)
     """Tasks for which no solution is known, so that whether one would pass is not known either."""
     not_run: list[NotRun] = field(default_factory=list)
@@ -96,8 +96,13 @@ class Try:
     not_run: str | None = None
     """Why the task could not be tried here at all."""
 
+    @property
+    def is_final(self) -> bool:
+        """Whether no other answer of the agent can matter."""
+        return self.error is not None or self.not_run is not None or (self.reward or 0.0) >= PASS
 
-async def stress(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> Findings:
+
+async def stress(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> StressReport:
     """Let every agent answer every task. Where one agent has several answers, its best one counts."""
     return findings_of(tasks, await tries_at(tasks, concurrency=concurrency))
 
@@ -108,42 +113,50 @@ async def tries_at(tasks: Sequence[HarborTask], *, concurrency: int = 32) -> lis
     answers = expected_answers(tasks) if len(tasks) > 1 else []
     slots = asyncio.Semaphore(concurrency)
 
-    async def one(agent: str, task: HarborTask, outputs: Sequence[str]) -> Try:
+    async def try_best(agent: str, task: HarborTask, outputs: Sequence[str]) -> Try:
+        """The first output that passes or cannot be graded, else the one with the highest reward."""
         async with slots:
-            return await _best(agent, task, outputs)
+            tries = []
+            for output in outputs:
+                tries.append(await _try_once(agent, task, output))
+                if tries[-1].is_final:
+                    return tries[-1]
+            return max(tries, key=lambda one: one.reward or 0.0)
 
     jobs = [
-        one(agent, task, outputs) for task in tasks for agent, outputs in _outputs(task, answers).items() if outputs
+        try_best(agent, task, outputs)
+        for task in tasks
+        for agent, outputs in _outputs(task, answers).items()
+        # Without outputs an agent has nothing to say to the task, such as an oracle that knows no solution.
+        if outputs
     ]
     return list(await asyncio.gather(*jobs))
 
 
-def findings_of(tasks: Sequence[HarborTask], tries: Sequence[Try]) -> Findings:
+def findings_of(tasks: Sequence[HarborTask], tries: Sequence[Try]) -> StressReport:
     """What the tries at these tasks have shown."""
     not_run = {found.task.task_id: found.not_run for found in tries if found.not_run is not None}
     tried = [found for found in tries if found.task.task_id not in not_run]
     known = {found.task.task_id for found in tried if found.agent == ORACLE} | not_run.keys()
-    return Findings(
-        agents=[_report(agent, tried) for agent in dict.fromkeys(found.agent for found in tried)],
-        findings=_one_break_per_task([finding for finding in map(_finding, tried) if finding]),
+    agents = []
+    for agent in dict.fromkeys(found.agent for found in tried):
+        own = [found for found in tried if found.agent == agent]
+        rewards = [found.reward for found in own if found.reward is not None]
+        passed, mean = sum(reward >= PASS for reward in rewards), fmean(rewards) if rewards else None
+        agents.append(AgentReport(agent=agent, tasks=len(own), passed=passed, mean_reward=mean))
+    # A verifier that breaks on everything is reported once per task and error.
+    findings = [finding for finding in map(_finding, tried) if finding]
+    # Reversed twice: of equal findings the first stays, in the order in which they were found.
+    kept = {(found.task_id, found.what, found.error or found.agent): found for found in reversed(findings)}
+    return StressReport(
+        agents=agents,
+        findings=list(reversed(kept.values())),
         without_solution=[task.task_id for task in tasks if task.task_id not in known],
         not_run=[NotRun(task_id=task_id, why=why) for task_id, why in not_run.items()],
     )
 
 
-async def _best(agent: str, task: HarborTask, outputs: Sequence[str]) -> Try:
-    best: Try | None = None
-    for output in outputs:
-        found = await _tried(agent, task, output)
-        if found.error is not None or found.not_run is not None or (found.reward or 0.0) >= PASS:
-            return found
-        if best is None or (found.reward or 0.0) > (best.reward or 0.0):
-            best = found
-    assert best is not None  # agents without an output are not asked
-    return best
-
-
-async def _tried(agent: str, task: HarborTask, output: str) -> Try:
+async def _try_once(agent: str, task: HarborTask, output: str) -> Try:
     missing = grading_problem(task) if isinstance(task.verifier, E2BVerifier) else None
     if missing is not None:
         return Try(agent=agent, task=task, reward=None, output=output, not_run=missing)
@@ -151,12 +164,12 @@ async def _tried(agent: str, task: HarborTask, output: str) -> Try:
         verdict = await grade(task, output, seconds=VERIFIER_SECONDS)
     except (SandboxUnavailable, MissingDependency) as exc:  # of this machine, not of the verifier
         return Try(agent=agent, task=task, reward=None, output=output, not_run=str(exc))
-    except EvsysError as exc:
+    except READABLE as exc:
         return Try(agent=agent, task=task, reward=None, output=output, error=str(exc))
     return Try(agent=agent, task=task, reward=verdict.reward, output=output)
 
 
-def _finding(found: Try) -> Finding | None:
+def _finding(found: Try) -> StressFinding | None:
     what: Literal["passes", "fails", "breaks"] | None = None
     if found.error is not None:
         what = "breaks"
@@ -164,7 +177,7 @@ def _finding(found: Try) -> Finding | None:
         what = "fails" if (found.reward or 0.0) < PASS else None
     elif (found.reward or 0.0) >= PASS:
         what = "passes"
-    return what and Finding(
+    return what and StressFinding(
         task_id=found.task.task_id,
         agent=found.agent,
         what=what,
@@ -174,25 +187,11 @@ def _finding(found: Try) -> Finding | None:
     )
 
 
-def _one_break_per_task(findings: Sequence[Finding]) -> list[Finding]:
-    """A verifier that breaks on everything is told of once."""
-    kept = {(found.task_id, found.what, found.error or found.agent): found for found in reversed(findings)}
-    return list(reversed(kept.values()))
-
-
-def _report(agent: str, tries: Sequence[Try]) -> AgentReport:
-    own = [found for found in tries if found.agent == agent]
-    rewards = [found.reward for found in own if found.reward is not None]
-    return AgentReport(
-        agent=agent,
-        tasks=len(own),
-        passed=sum(reward >= PASS for reward in rewards),
-        mean_reward=fmean(rewards) if rewards else None,
-    )
-
-
 def _outputs(task: HarborTask, answers: Sequence[str]) -> dict[str, Sequence[str]]:
     prompt = content_text(task.instruction)
+    # What a model may learn against a grader that reads it, or runs it.
+    kind = task.verifier.kind if not isinstance(task.verifier, InProcessVerifier) else task.verifier.fn_name
+    attacks = {"llm_judge": [JUDGE_ME], "e2b": [LEAVE, "exit 0"]}.get(kind, [])
     return {
         "null": [""],
         "empty": EMPTY,
@@ -200,14 +199,8 @@ def _outputs(task: HarborTask, answers: Sequence[str]) -> dict[str, Sequence[str
         "echo_prompt": [prompt, f"<answer>{prompt}</answer>"],
         "long_repeat": [(text * 200)[:LONGEST_TEXT] for text in (GUESSES, f"{prompt}\n")],
         "answer_list": _answer_lists(task, answers) if answers else [],
-        "grader_attack": _attacks(task),
+        "grader_attack": attacks,
     }
-
-
-def _attacks(task: HarborTask) -> list[str]:
-    """What a model may learn against a grader that reads it, or runs it."""
-    kind = task.verifier.kind if not isinstance(task.verifier, InProcessVerifier) else task.verifier.fn_name
-    return {"llm_judge": [JUDGE_ME], "e2b": [LEAVE, "exit 0"]}.get(kind, [])
 
 
 def solutions(task: HarborTask) -> list[str]:
@@ -242,13 +235,13 @@ def _expected_texts(task: HarborTask) -> list[str]:
     return [_text(expected)] if expected is not None else []
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _literal(pattern: Any) -> str | None:
+def _literal(pattern: object) -> str | None:
     """The text that a pattern without special signs stands for; None where only its author knows what it matches."""
     if not isinstance(pattern, str):
         return None
@@ -267,11 +260,8 @@ def _answer_lists(task: HarborTask, answers: Sequence[str]) -> list[str]:
     half, ends = len(others) // 2, DECOYS if others else ()
     listed = [*ends, *others[:half], *([own] if own else []), *others[half:], *ends]
     joined = [separator.join(listed) for separator in (", ", "\n")]
-    return [*joined, *(f"<answer>{text}</answer>" for text in joined), _as_one_list(listed)]
-
-
-def _as_one_list(texts: Sequence[str]) -> str:
-    """Texts that are JSON as the items of one list, lists among them opened: all calls of all tasks at once."""
-    values = [parsed_json(text) for text in texts]
-    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    return json.dumps([item for item in flat if item is not None])
+    # Texts that are JSON as the items of one list, lists among them opened: all calls of all tasks at once.
+    values = [parsed_json(text) for text in listed]
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    one_list = json.dumps([item for item in items if item is not None])
+    return [*joined, *(f"<answer>{text}</answer>" for text in joined), one_list]

@@ -34,7 +34,7 @@ if place == "weights half written":
 elif place == "files written, no manifest":
     folders._describe = die
 else:
-    folders._put_in_place = die
+    folders.os.replace = die
 find_model(name, cache=Path(cache))
 """
 

@@ -11,10 +11,9 @@ import torch
 from tiny_models import random_lora, tiny
 
 from evsys_engine import merging
-from evsys_engine.decoder import BLOCK, LlamaDecoder, is_supported
+from evsys_engine.decoder import BLOCK, LlamaDecoder, ModelDecoder, is_supported
 from evsys_engine.merging import MergedWeights
-from evsys_engine.model_decoder import ModelDecoder
-from evsys_engine.snapshots import Snapshots
+from evsys_engine.scheduler import Snapshots
 
 FAMILY = ["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3", "mistral"]
 OTHERS = ["mistral-sliding", "gpt2"]
@@ -110,7 +109,7 @@ def test_a_full_cache_grows_without_losing_anything():
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_watched_prompt_shows_the_logits_of_all_its_positions_but_the_last(kind, monkeypatch):
     monkeypatch.setattr("evsys_engine.decoder.HEAD_BYTES", 1)  # several pieces
-    monkeypatch.setattr("evsys_engine.model_decoder.LOGITS_BYTES", 1)
+    monkeypatch.setattr("evsys_engine.decoder.LOGITS_BYTES", 1)
     model = tiny(kind)
     long = [(11 * i) % 300 for i in range(50)]
     seen = []

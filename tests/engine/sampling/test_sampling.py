@@ -10,11 +10,11 @@ import pytest
 import torch
 from tiny_models import VOCAB, new_sampler, random_lora, tiny_tokenizer
 
-from evsys_engine import sampling
-from evsys_engine.fair_lock import FairLock
-from evsys_engine.snapshots import snapshots_of
-from evsys_engine.stopping import StopRule
-from evsys_engine.types import AdamSettings, BadRequest, EngineError, LoraSettings, SampleRequest, TrainingDatum
+from evsys_engine import scheduler
+from evsys_engine.devices import FairLock
+from evsys_engine.sampler import StopRule
+from evsys_engine.scheduler import snapshots_of
+from evsys_engine.types import AdamParams, BadRequest, EngineError, LoraSettings, SampleRequest, TrainingDatum
 
 PROMPT = [5, 9, 200, 31, 7]
 
@@ -44,7 +44,7 @@ def others(count):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_the_likeliest_tokens_and_their_logprobs_are_the_models_own(kind, models, sampler):
-    row = sampler(kind).sample([SampleRequest(tokens=PROMPT, max_tokens=12, temperature=0)])[0].rows[0]
+    row = sampler(kind).sample([SampleRequest(tokens=PROMPT, max_tokens=12, temperature=0)])[0].sequences[0]
     truth = logprobs_by_hand(models(kind), PROMPT + row.tokens)
     expected = truth[len(PROMPT) - 1 : -1]
     assert row.tokens == expected.argmax(-1).tolist()
@@ -54,7 +54,7 @@ def test_the_likeliest_tokens_and_their_logprobs_are_the_models_own(kind, models
 
 def test_logprobs_are_of_the_untempered_model(models, sampler):
     request = SampleRequest(tokens=PROMPT, max_tokens=10, temperature=0.4, top_k=50, top_p=0.9, seed=1)
-    row = sampler().sample([request])[0].rows[0]
+    row = sampler().sample([request])[0].sequences[0]
     truth = logprobs_by_hand(models("llama"), PROMPT + row.tokens)
     expected = [float(truth[len(PROMPT) - 1 + i, token]) for i, token in enumerate(row.tokens)]
     assert row.logprobs == pytest.approx(expected, abs=1e-4)
@@ -67,12 +67,12 @@ def test_company_in_the_batch_changes_nothing(kind, sampler):
     alone = one.sample([request])[0]
     company = others(16)
     among = one.sample([*company[:7], request, *company[7:]])
-    assert [row.tokens for row in among[7].rows] == [row.tokens for row in alone.rows]
-    assert among[7].rows[2].logprobs == pytest.approx(alone.rows[2].logprobs, abs=1e-4)
-    assert [len(among[i + (i > 6)].rows) for i in range(16)] == [asked.num_samples for asked in company]
+    assert [row.tokens for row in among[7].sequences] == [row.tokens for row in alone.sequences]
+    assert among[7].sequences[2].logprobs == pytest.approx(alone.sequences[2].logprobs, abs=1e-4)
+    assert [len(among[i + (i > 6)].sequences) for i in range(16)] == [asked.num_samples for asked in company]
     for i in (3, 12):
         again = one.sample([company[i]])[0]
-        assert [row.tokens for row in again.rows] == [row.tokens for row in among[i + (i > 6)].rows]
+        assert [row.tokens for row in again.sequences] == [row.tokens for row in among[i + (i > 6)].sequences]
 
 
 def test_the_same_seed_repeats_and_rows_and_seeds_differ(sampler):
@@ -80,7 +80,7 @@ def test_the_same_seed_repeats_and_rows_and_seeds_differ(sampler):
 
     def rows(seed, count=4):
         request = SampleRequest(tokens=PROMPT, num_samples=count, max_tokens=12, seed=seed)
-        return [tuple(row.tokens) for row in one.sample([request])[0].rows]
+        return [tuple(row.tokens) for row in one.sample([request])[0].sequences]
 
     assert rows(1) == rows(1)
     assert rows(1, count=2) == rows(1)[:2]
@@ -90,10 +90,10 @@ def test_the_same_seed_repeats_and_rows_and_seeds_differ(sampler):
 def test_both_decoders_draw_the_same(sampler, monkeypatch):
     requests = [request for request in others(8) if request.seed is not None]
     fast = sampler("qwen2", lora=None).sample(requests)
-    monkeypatch.setattr(sampling, "is_supported", lambda model: False)
+    monkeypatch.setattr(scheduler, "is_supported", lambda model: False)
     slow = sampler("qwen2", lora=None).sample(requests)
-    assert [[row.tokens for row in result.rows] for result in fast] == [
-        [row.tokens for row in result.rows] for result in slow
+    assert [[row.tokens for row in result.sequences] for result in fast] == [
+        [row.tokens for row in result.sequences] for result in slow
     ]
     assert fast[4].prompt_logprobs[1:] == pytest.approx(slow[4].prompt_logprobs[1:], abs=1e-4)
 
@@ -121,19 +121,19 @@ def test_an_adapter_is_applied_and_later_training_does_not_reach_it(models, samp
     lora = random_lora(models("llama"))
     one, base = sampler(lora=lora), sampler()
     request = SampleRequest(tokens=PROMPT, max_tokens=8, temperature=0)
-    before = one.sample([request])[0].rows[0].tokens
-    assert before != base.sample([request])[0].rows[0].tokens
+    before = one.sample([request])[0].sequences[0].tokens
+    assert before != base.sample([request])[0].sequences[0].tokens
     for a, b, _ in lora.values():
         a.add_(1), b.add_(1)
     one._snapshots.drop(one._key)  # as if others had been used since: the weights are made again
-    assert one.sample([request])[0].rows[0].tokens == before
+    assert one.sample([request])[0].sequences[0].tokens == before
 
 
 # --- stops ---------------------------------------------------------------------------------------------------------
 
 
 def greedy(one, **settings):
-    return one.sample([SampleRequest(tokens=PROMPT, max_tokens=20, temperature=0, **settings)])[0].rows[0]
+    return one.sample([SampleRequest(tokens=PROMPT, max_tokens=20, temperature=0, **settings)])[0].sequences[0]
 
 
 def test_a_stop_id_ends_the_row_and_stays(sampler):
@@ -211,10 +211,10 @@ def test_stop_strings_are_found_as_soon_as_they_are_written(text, stop, left):
 def test_a_row_ends_where_the_model_does(sampler):
     one = sampler()  # 128 tokens long
     prompt = [i % VOCAB for i in range(120)]
-    row = one.sample([SampleRequest(tokens=prompt, max_tokens=50, seed=0, end_of_text=False)])[0].rows[0]
+    row = one.sample([SampleRequest(tokens=prompt, max_tokens=50, seed=0, end_of_text=False)])[0].sequences[0]
     assert len(row.tokens) == 8 and row.stop_reason == "length"
     full = one.sample([SampleRequest(tokens=[1] * 128, max_tokens=5, prompt_logprobs=True)])[0]
-    assert len(full.rows[0].tokens) == 1 and len(full.prompt_logprobs) == 128
+    assert len(full.sequences[0].tokens) == 1 and len(full.prompt_logprobs) == 128
 
 
 @pytest.mark.parametrize(
@@ -247,17 +247,17 @@ def test_more_rows_than_fit_are_served_in_turn(sampler):
     requests = [SampleRequest(tokens=[i + 1], num_samples=5, max_tokens=3 + i, seed=i) for i in range(4)]
     wide = one.sample(requests)
     one.max_rows = 3
-    assert [[row.tokens for row in result.rows] for result in one.sample(requests)] == [
-        [row.tokens for row in result.rows] for result in wide
+    assert [[row.tokens for row in result.sequences] for result in one.sample(requests)] == [
+        [row.tokens for row in result.sequences] for result in wide
     ]
 
 
 def test_a_small_cache_only_makes_rows_wait(sampler, monkeypatch):
     one = sampler()
     wide = one.sample(others(6))
-    monkeypatch.setattr(sampling, "CACHE_BYTES", 1)
-    assert [[row.tokens for row in result.rows] for result in one.sample(others(6))] == [
-        [row.tokens for row in result.rows] for result in wide
+    monkeypatch.setattr(scheduler, "CACHE_BYTES", 1)
+    assert [[row.tokens for row in result.sequences] for result in one.sample(others(6))] == [
+        [row.tokens for row in result.sequences] for result in wide
     ]
 
 
@@ -303,14 +303,14 @@ def test_a_sampler_closed_just_before_its_weights_are_made_leaves_none_behind(mo
         one.close()
         return True
 
-    monkeypatch.setattr(sampling, "is_supported", closed_meanwhile)
+    monkeypatch.setattr(scheduler, "is_supported", closed_meanwhile)
     with pytest.raises(EngineError, match="closed"):
         one.sample([SampleRequest(tokens=PROMPT, max_tokens=2)])
     assert len(snapshots_of(models("llama"))) == 0
 
 
 def test_training_gets_its_turn_while_a_batch_is_sampled(sampler, monkeypatch):
-    monkeypatch.setattr(sampling, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     lock, seen = FairLock(), []
     one = sampler(lock=lock)
     job = one.job(SampleRequest(tokens=PROMPT, max_tokens=100), seen.append, seen.append)
@@ -329,7 +329,7 @@ def test_training_gets_its_turn_while_a_batch_is_sampled(sampler, monkeypatch):
     trainer.start()
     one.serve(feed)
     trainer.join()
-    assert seen[0] == "trained" and len(seen[1].rows[0].tokens) == 100
+    assert seen[0] == "trained" and len(seen[1].sequences[0].tokens) == 100
 
 
 def test_what_training_saved_is_what_sampling_uses(engine, tmp_path):
@@ -338,10 +338,10 @@ def test_what_training_saved_is_what_sampling_uses(engine, tmp_path):
     zeros = {"target_tokens": torch.arange(20).numpy(), "weights": torch.ones(20).numpy()}
     for _ in range(3):
         adapter.forward_backward([TrainingDatum(tokens=list(range(1, 21)), inputs=zeros)], "cross_entropy")
-        adapter.optim_step(AdamSettings(learning_rate=0.02))
+        adapter.optim_step(AdamParams(learning_rate=0.02))
     adapter.save_weights(tmp_path / "weights")
     sampler = engine.load_sampler(tmp_path / "weights")
-    row = sampler.sample([SampleRequest(tokens=PROMPT, max_tokens=10, seed=0, end_of_text=False)])[0].rows[0]
+    row = sampler.sample([SampleRequest(tokens=PROMPT, max_tokens=10, seed=0, end_of_text=False)])[0].sequences[0]
     whole = PROMPT + row.tokens
     inputs = {"target_tokens": torch.tensor(whole[1:]).numpy(), "weights": torch.ones(len(whole) - 1).numpy()}
     told = adapter.forward([TrainingDatum(tokens=whole[:-1], inputs=inputs)], "cross_entropy").logprobs[0]

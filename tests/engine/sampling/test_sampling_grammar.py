@@ -45,7 +45,7 @@ def request(**options):
     "options", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 4}, {"top_p": 0.5}, {"temperature": 1e-320}]
 )
 def test_every_completion_follows_the_grammar_and_ends(one, tokenizer, options):
-    for row in one.sample([request(num_samples=4, **options)])[0].rows:
+    for row in one.sample([request(num_samples=4, **options)])[0].sequences:
         assert row.stop_reason == "stop" and row.tokens[-1] == tokenizer.eos_token_id
         said = json.loads(tokenizer.decode(row.tokens[:-1]))
         assert said.keys() == SCHEMA["properties"].keys() and len(said["name"]) <= 6
@@ -53,7 +53,7 @@ def test_every_completion_follows_the_grammar_and_ends(one, tokenizer, options):
 
 
 def test_log_probabilities_are_the_models_own(one):
-    row = one.sample([request()])[0].rows[0]
+    row = one.sample([request()])[0].sequences[0]
     whole = SampleRequest(tokens=[5, 6, 7, *row.tokens], max_tokens=1, prompt_logprobs=True)
     scored = one.sample([whole])[0].prompt_logprobs
     assert row.logprobs == pytest.approx(scored[3:], abs=1e-5)
@@ -66,8 +66,8 @@ def test_neither_side_of_a_shared_batch_changes_a_bit_of_the_other(one):
         SampleRequest(tokens=[4], max_tokens=40, temperature=0.0, end_of_text=False),
     ]
     bound = [request(), request(seed=4, temperature=0.0), request(seed=5, top_p=0.8)]
-    alone = [one.sample([asked])[0].rows for asked in free + bound]
-    together = [result.rows for result in one.sample(free + bound)]
+    alone = [one.sample([asked])[0].sequences for asked in free + bound]
+    together = [result.sequences for result in one.sample(free + bound)]
     assert together == alone
 
 
@@ -76,7 +76,7 @@ def test_without_a_grammar_the_library_is_not_touched(one, monkeypatch):
         raise AssertionError("llguidance was asked for")
 
     monkeypatch.setattr(grammar, "_llguidance", fail)
-    assert one.sample([request(grammar=None)])[0].rows
+    assert one.sample([request(grammar=None)])[0].sequences
 
 
 def test_a_grammar_that_makes_no_sense_is_refused_and_concerns_nobody_else(one):
@@ -84,12 +84,12 @@ def test_a_grammar_that_makes_no_sense_is_refused_and_concerns_nobody_else(one):
     bad, good = queue.submit(request(grammar="start: nowhere")), queue.submit(request())
     with pytest.raises(BadRequest, match="grammar"):
         bad.result(LONG)
-    assert good.result(LONG).rows == one.sample([request()])[0].rows
+    assert good.result(LONG).sequences == one.sample([request()])[0].sequences
     queue.close()
 
 
 def test_a_grammar_that_becomes_too_much_for_its_parser_fails_alone(one, monkeypatch):
-    alone = one.sample([request()])[0].rows
+    alone = one.sample([request()])[0].sequences
     allowed = grammar.Matcher.allowed
     steps = {}
 
@@ -104,7 +104,7 @@ def test_a_grammar_that_becomes_too_much_for_its_parser_fails_alone(one, monkeyp
     bad, good = queue.submit(request(seed=9)), queue.submit(request())
     with pytest.raises(EngineError, match="too complex"):
         bad.result(LONG)
-    assert good.result(LONG).rows == alone
+    assert good.result(LONG).sequences == alone
     queue.close()
 
 
@@ -120,5 +120,5 @@ def test_a_model_without_an_end_cannot_follow_a_grammar(tokenizer, ends, said):
 
 
 def test_a_stop_string_still_stops(one, tokenizer):
-    row = one.sample([request(stop=("age",))])[0].rows[0]
+    row = one.sample([request(stop=("age",))])[0].sequences[0]
     assert row.stop_reason == "stop" and "age" not in tokenizer.decode(row.tokens)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from evsys_engine import picking
-from evsys_engine.picking import Picker, Settings
-from evsys_engine.streams import BLOCK, RowStream, fresh_seed
+from evsys_engine import sampler
+from evsys_engine.sampler import STREAM_BLOCK, Picker, RowStream, Settings, fresh_seed
 
 CPU = torch.device("cpu")
 PLAIN = Settings(1.0, -1, 1.0)
@@ -39,11 +38,11 @@ def kept_by_hand(logits, temperature, top_k, top_p):
 def test_a_stream_is_made_of_seed_and_row_alone():
     def numbers(seed, row):
         stream = RowStream(seed, row)
-        return [stream.draw() for _ in range(BLOCK + 5)]
+        return [stream.draw() for _ in range(STREAM_BLOCK + 5)]
 
     assert numbers(3, 1) == numbers(3, 1)
     assert len({tuple(numbers(seed, row)) for seed in (-3, 0, 1, 3, 2**70) for row in (0, 1, 3)}) == 15
-    assert all(0 <= number < 1 for number in numbers(3, 1)) and len(set(numbers(3, 1))) == BLOCK + 5
+    assert all(0 <= number < 1 for number in numbers(3, 1)) and len(set(numbers(3, 1))) == STREAM_BLOCK + 5
     assert fresh_seed() != fresh_seed()
 
 
@@ -80,10 +79,10 @@ def test_top_k_and_top_p_keep_what_they_say(settings):
 
 def test_top_p_of_a_flat_distribution_reaches_beyond_the_first_candidates():
     torch.manual_seed(2)
-    logits = torch.randn(4 * picking.LIKELIEST) * 0.1
+    logits = torch.randn(4 * sampler.LIKELIEST) * 0.1
     kept = kept_by_hand(logits, 1.0, 0, 0.6)
-    assert len(kept) > picking.LIKELIEST
-    floor = picking.floors((logits - logits.max())[None], [Settings(1.0, -1, 0.6)])
+    assert len(kept) > sampler.LIKELIEST
+    floor = sampler.floors((logits - logits.max())[None], [Settings(1.0, -1, 0.6)])
     assert set(((logits - logits.max()) >= floor[0]).nonzero()[:, 0].tolist()) == kept
 
 

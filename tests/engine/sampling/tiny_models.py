@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from evsys_engine.sampling import BatchSampler
+from evsys_engine.scheduler import BatchSampler
 from evsys_engine.types import ModelInfo
 
 VOCAB = 300

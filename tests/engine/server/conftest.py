@@ -13,6 +13,7 @@ from plain_http import Plain
 from toy_engine import ToyEngine, save_tokenizer
 
 from evsys_engine.server import background_server
+from evsys_sdk.backends.tinker import release
 
 KEY = "tml-local"
 
@@ -46,8 +47,7 @@ def connect(monkeypatch):
 
     yield make
     for client in clients:
-        if client._session_holder is not None:  # not `close`: the server may be gone, and that would try for minutes
-            client._session_holder.close()
+        release(client)  # not `close`: the server may be gone, and that would try for minutes
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evsys_engine.server.checkpoints import Checkpoints, TinkerPath, UnknownCheckpoint
-from evsys_engine.server.naming import Naming
+from evsys_engine.server.sessions import Naming
 from evsys_engine.types import BadRequest, ModelInfo
 
 PATH = TinkerPath("run", "weights", "one")
@@ -177,7 +177,7 @@ store.save(path, write, {"version": 2}, overwrite=True)
 
 @pytest.mark.parametrize(("when", "version"), [("while writing", None), ("between the renames", 1)])
 def test_what_a_killed_server_was_writing_is_swept(tmp_path, when, version):
-    done = subprocess.run([sys.executable, "-c", KILLED_SERVER, str(tmp_path / "store"), when], timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED_SERVER, str(tmp_path / "store"), when], timeout=300)
     assert done.returncode == -signal.SIGKILL
     drafts = [path for path in (tmp_path / "store").rglob(".*") if path.name != ".lock"]
     assert drafts, "the kill left something"

@@ -26,6 +26,13 @@ def server(model, tmp_path_factory):
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _the_cookbook_closes_no_clients(tinker_holders):
+    yield
+    for holder in tinker_holders:
+        holder.close()
+
+
 @pytest.fixture
 def recipes(monkeypatch):
     pytest.importorskip("tinker_cookbook")
@@ -34,7 +41,7 @@ def recipes(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # The cookbook names no seeds: what the server would draw for its adapters and samples is the same every time.
     monkeypatch.setattr("evsys_engine.server.service.secrets.randbelow", lambda below: 1)
-    monkeypatch.setattr("evsys_engine.sampling.fresh_seed", itertools.count().__next__)
+    monkeypatch.setattr("evsys_engine.scheduler.fresh_seed", itertools.count().__next__)
     import cookbook_recipes
 
     return cookbook_recipes

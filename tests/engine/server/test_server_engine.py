@@ -9,7 +9,7 @@ import pytest
 
 from evsys_engine.engine import Engine
 from evsys_engine.server import background_server
-from evsys_engine.types import AdamSettings, LoraSettings, SampleRequest, TrainingDatum
+from evsys_engine.types import AdamParams, LoraSettings, SampleRequest, TrainingDatum
 
 tinker = pytest.importorskip("tinker")
 types = tinker.types
@@ -62,7 +62,7 @@ def test_training_over_the_wire_is_training_in_the_process(training, engine):
     for _ in range(3):
         there = step(training, [datum(weights=[1.0, -0.5, 0.0, 2.0])])
         here = local.forward_backward([TrainingDatum(tokens=PROMPT[:-1], inputs=inputs)], "cross_entropy")
-        norm = local.optim_step(AdamSettings(learning_rate=0.01, eps=1e-12))["grad_norm"]
+        norm = local.optim_step(AdamParams(learning_rate=0.01, eps=1e-12))["grad_norm"]
         assert there == (pytest.approx(here.metrics["loss:sum"]), pytest.approx(norm))
     inputs["weights"] = np.ones(4, dtype=np.float32)
     told = local.forward([TrainingDatum(tokens=PROMPT[:-1], inputs=inputs)], "cross_entropy").logprobs[0]
@@ -116,8 +116,8 @@ def test_samples_and_prompt_logprobs_are_the_samplers_own(client, engine):
         prompt_logprobs=True, topk_prompt_logprobs=4,
     )  # fmt: skip
     here = engine.load_sampler(None).sample([asked])[0]
-    assert [row.tokens for row in there.sequences] == [row.tokens for row in here.rows]
-    for row, own in zip(there.sequences, here.rows, strict=True):
+    assert [row.tokens for row in there.sequences] == [row.tokens for row in here.sequences]
+    for row, own in zip(there.sequences, here.sequences, strict=True):
         assert row.logprobs == pytest.approx(own.logprobs, abs=1e-4)
     assert there.prompt_logprobs[0] is None
     assert there.prompt_logprobs[1:] == pytest.approx(here.prompt_logprobs[1:], abs=1e-4)
@@ -161,11 +161,11 @@ def test_many_requests_at_once_come_back_each_with_its_own(client, engine):
     waiting = [sampler.sample(types.ModelInput.from_ints(prompt), 1, params) for prompt in prompts]
     own = engine.load_sampler(None)
     for prompt, future in zip(prompts, waiting, strict=True):
-        alone = own.sample([SampleRequest(tokens=prompt, max_tokens=5, temperature=0)])[0].rows[0]
+        alone = own.sample([SampleRequest(tokens=prompt, max_tokens=5, temperature=0)])[0].sequences[0]
         assert future.result().sequences[0].tokens == alone.tokens
 
 
-def test_training_goes_on_from_a_state_exactly(client, training):
+def test_training_resumes_from_a_state_exactly(client, training):
     for _ in range(2):
         step(training)
     path = training.save_state("two").result().path

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from evsys_engine.server import wire
-from evsys_engine.server.bodies import Sample, read_body, read_sample
-from evsys_engine.server.schema import FLOAT32, INT64, MESSAGES, message
-from evsys_engine.types import BadRequest, LossOutput, SampledRow, SampleResult
+from evsys_engine.server.bodies import SampleBody, read_body, read_sample
+from evsys_engine.server.wire import FLOAT32, INT64, MESSAGES, message
+from evsys_engine.types import BadRequest, LossOutput, SampledSequence, SampleOutput
 
 MANY = 2**20
 
@@ -67,11 +67,11 @@ def test_what_we_pack_is_what_the_client_reads():
     assert read.metrics == {"loss:sum": 1.5, "plain:mean": 2.0, "a_b_c:mean": 3.0}
 
     rows = [
-        SampledRow(tokens=[5, 6], logprobs=[-1.0, -2.0]),
-        SampledRow(tokens=[], logprobs=[], stop_reason="length"),
+        SampledSequence(tokens=[5, 6], logprobs=[-1.0, -2.0]),
+        SampledSequence(tokens=[], logprobs=[], stop_reason="length"),
     ]
     topk = [None, [(3, -0.5), (4, -0.75)], [(0, -1.0)]]
-    result = SampleResult(rows=rows, prompt_logprobs=[None, -0.5, -1.0], topk_prompt_logprobs=topk)
+    result = SampleOutput(sequences=rows, prompt_logprobs=[None, -0.5, -1.0], topk_prompt_logprobs=topk)
     read = deserialize_sample_response(wire.write_sample_result(result))
     assert [(row.tokens, row.stop_reason) for row in read.sequences] == [([5, 6], "stop"), ([], "length")]
     assert read.sequences[0].logprobs == [-1.0, -2.0]
@@ -140,7 +140,7 @@ def sample(**changes):
     params = {"max_tokens": 4, **changes.pop("sampling_params", {})}
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"type": "encoded_text", "tokens": [3]}]}
     body = {"sampling_session_id": "s", "seq_id": 0, "prompt": prompt, "sampling_params": params, **changes}
-    return read_sample(Sample.model_validate(body), max_length=10)
+    return read_sample(SampleBody.model_validate(body), max_length=10)
 
 
 def test_a_sample_request_is_read_whole():
@@ -169,5 +169,5 @@ def test_what_cannot_be_sampled_is_refused(change, said):
 
 def test_everything_wrong_with_a_body_is_said_at_once():
     with pytest.raises(BadRequest) as refused:
-        read_body(Sample, b'{"num_samples": 0, "prompt": {}, "sampling_session_id": "s"}')
+        read_body(SampleBody, b'{"num_samples": 0, "prompt": {}, "sampling_session_id": "s"}')
     assert all(word in str(refused.value) for word in ("num_samples", "prompt.chunks", "seq_id"))

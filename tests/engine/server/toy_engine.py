@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from evsys_engine.losses import LOSSES
 from evsys_engine.types import (
-    LOSSES,
-    AdamSettings,
+    AdamParams,
     BadRequest,
     LoraSettings,
     LossOutput,
     ModelInfo,
-    SampledRow,
+    SampledSequence,
+    SampleOutput,
     SampleRequest,
-    SampleResult,
     TrainingDatum,
 )
 
@@ -73,7 +73,7 @@ class ToyEngine:
 
     def work(self, name: str) -> None:
         self.log.append(name)
-        assert self.gate.wait(60), "nobody opened the gate"
+        assert self.gate.wait(300), "nobody opened the gate"
         self.done.append(name)
 
 
@@ -122,7 +122,7 @@ class ToyAdapter:
             return logprobs.gather(1, targets)
         return logprobs.gather(1, targets[:, None])[:, 0]
 
-    def optim_step(self, settings: AdamSettings) -> dict[str, float]:
+    def optim_step(self, settings: AdamParams) -> dict[str, float]:
         with self.lock:
             self.engine.work("optim_step")
             if self.delta.grad is None:
@@ -165,7 +165,7 @@ class ToySampler:
     def __init__(self, engine: ToyEngine, logits: torch.Tensor) -> None:
         self.engine, self.logprobs = engine, torch.log_softmax(logits.detach(), dim=-1)
 
-    def sample(self, requests: Sequence[SampleRequest]) -> list[SampleResult]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[SampleOutput]:
         for request in requests:
             if not request.tokens or not all(0 <= token < VOCABULARY for token in request.tokens):
                 raise BadRequest(f"the prompt is empty or has a token outside 0..{VOCABULARY - 1}")
@@ -173,18 +173,18 @@ class ToySampler:
         self.engine.batches.append(len(requests))
         return [self._sample(request) for request in requests]
 
-    def _sample(self, request: SampleRequest) -> SampleResult:
+    def _sample(self, request: SampleRequest) -> SampleOutput:
         prompt = list(request.tokens)
         rows = [self._row(request, row) for row in range(request.num_samples)]
         known = [None] + [float(self.logprobs[a, b]) for a, b in pairwise(prompt)]
         topk = [None] + [self._topk(token, request.topk_prompt_logprobs) for token in prompt[:-1]]
-        return SampleResult(
-            rows=rows,
+        return SampleOutput(
+            sequences=rows,
             prompt_logprobs=known if request.prompt_logprobs else None,
             topk_prompt_logprobs=topk if request.topk_prompt_logprobs else None,
         )
 
-    def _row(self, request: SampleRequest, row: int) -> SampledRow:
+    def _row(self, request: SampleRequest, row: int) -> SampledSequence:
         chance = np.random.default_rng(None if request.seed is None else [request.seed, row])
         token, tokens, logprobs = request.tokens[-1], [], []
         while len(tokens) < request.max_tokens:
@@ -196,8 +196,8 @@ class ToySampler:
             tokens.append(token)
             logprobs.append(float(scores[token]))
             if token in request.stop or (token == EOS and request.end_of_text):
-                return SampledRow(tokens=tokens, logprobs=logprobs, stop_reason="stop")
-        return SampledRow(tokens=tokens, logprobs=logprobs, stop_reason="length")
+                return SampledSequence(tokens=tokens, logprobs=logprobs, stop_reason="stop")
+        return SampledSequence(tokens=tokens, logprobs=logprobs, stop_reason="length")
 
     def _topk(self, token: int, k: int) -> list[tuple[int, float]]:
         values, ids = self.logprobs[token].topk(k)

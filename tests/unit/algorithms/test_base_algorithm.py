@@ -9,10 +9,10 @@ import pytest
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError
-from evsys_sdk.surface import Datum, ModelInput, TensorData
 from evsys_sdk.testing import RecordingBackend, training_context
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.checkpoints import Manifest
+from evsys_sdk.training.checkpoints import CheckpointManifest
+from evsys_sdk.training_api import Datum, ModelInput, TensorData
 
 
 def _datum(text="hello world"):
@@ -158,7 +158,7 @@ def test_every_setting_is_read(tmp_path):
 )
 def test_checkpoints_fall_exactly_on_the_asked_parts(tmp_path, fractions, steps):
     Parrot(max_steps=8, save_at_fractions=fractions).train(training_context(tmp_path, []))
-    assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == steps
+    assert [c.step for c in CheckpointManifest.load(tmp_path / "checkpoints.json").checkpoints] == steps
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ ADAM = {"adam_beta1": 0.5, "adam_beta2": 0.6, "adam_eps": 0.001, "weight_decay":
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_the_optimisers_settings_come_from_the_params(tmp_path, kind):
     from evsys_sdk.registry import algorithms
-    from evsys_sdk.surface import AdamParams
     from evsys_sdk.testing import RecordingBackend, training_context
+    from evsys_sdk.training_api import AdamParams
 
     pytest.importorskip("torch")
     chat = [{"role": "user", "content": "hi"}]

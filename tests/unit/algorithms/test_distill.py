@@ -12,8 +12,8 @@ from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, ConfigError
 from evsys_sdk.registry import algorithms
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
-from evsys_sdk.surface import Capabilities
 from evsys_sdk.testing import RecordingBackend, training_context
+from evsys_sdk.training_api import Capabilities
 
 WORDS = ("red", "green", "blue", "black")
 FAST = {"learning_rate": 1e-3, "max_tokens": 6, "batch_size": 4}
@@ -79,8 +79,8 @@ def test_a_tokens_advantage_is_how_much_better_the_teacher_likes_it(tmp_path, te
 
     async def expected(datum):
         sampler = await ctx.extras["backend_handles"]["service"].create_sampling_client(path)
-        from evsys_sdk.surface import ModelInput
-        from evsys_sdk.training.preferences import whole_sequence
+        from evsys_sdk.algorithms.dpo import whole_sequence
+        from evsys_sdk.training_api import ModelInput
 
         return (await sampler.compute_logprobs(ModelInput.from_ints(whole_sequence(datum))))[1:]
 

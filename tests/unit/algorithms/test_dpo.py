@@ -8,15 +8,13 @@ import math
 
 import pytest
 
-from evsys_sdk.algorithms.dpo import DPO
+from evsys_sdk.algorithms.dpo import DPO, whole_sequence
 from evsys_sdk.backends.mock import MockBackend
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, DataError
-from evsys_sdk.registry import algorithms
-from evsys_sdk.surface import Capabilities
 from evsys_sdk.testing import RecordingBackend, training_context
-from evsys_sdk.training.preferences import whole_sequence
 from evsys_sdk.training.teachers import completion_logprobs
+from evsys_sdk.training_api import Capabilities
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the loss is written in torch")
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Peru": "Lima", "Norway": "Oslo", "Japan": "Tokyo"}
@@ -150,7 +148,3 @@ def test_every_setting_is_read(tmp_path):
     forget(algorithm.cfg)
     algorithm.train(training_context(tmp_path, _rows()))
     assert list(unread(algorithm.cfg)) == []
-
-
-def test_a_project_may_have_a_dpo_of_its_own():
-    assert algorithms.get("dpo") is DPO and algorithms.entries["dpo"].yields

@@ -24,8 +24,8 @@ from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, Cancelled, DataError
 from evsys_sdk.protocols import KeptWeights
 from evsys_sdk.registry import algorithms, verifiers
-from evsys_sdk.surface import Datum, ModelInput, SamplingParams, TensorData
 from evsys_sdk.testing import training_context
+from evsys_sdk.training_api import Datum, ModelInput, SamplingParams, TensorData
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"say {word}"}], "target_assistant": word, "metadata": {"id": word}}
@@ -115,7 +115,7 @@ def test_one_seed_repeats_exactly_and_another_differs(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_it_goes_on_from_saved_weights_of_its_own_and_of_sft(trained, tmp_path):
+def test_it_resumes_from_saved_weights_of_its_own_and_of_sft(trained, tmp_path):
     first = trained[1]
     ctx = _context(tmp_path / "own", start_from=first.artifacts["final_checkpoint"])
     again = LocalSFT(max_steps=1, batch_size=6).train(ctx)
@@ -194,7 +194,7 @@ def test_hooks_hear_every_step_can_sample_from_it_and_can_stop_it(tmp_path):
     result = LocalSFT(num_epochs=9, batch_size=2, learning_rate=1e-2).train(ctx)
     assert hooks.heard == ["start 4", "step 1", "step 2", "kept 2", "end"]
     assert hooks.scores[1] != hooks.scores[2], "each snapshot has the weights of its step"
-    assert result.metrics["steps"] == 2 and result.extras["stopped_early"] == "good enough"
+    assert result.metrics["steps"] == 2 and result.stopped_early == "good enough"
 
 
 def test_the_best_evaluated_weights_can_be_the_runs(tmp_path):
@@ -320,7 +320,7 @@ def test_a_verifier_that_breaks_gives_no_reward_and_is_counted(tmp_path):
 def test_a_verifier_that_hangs_gives_no_reward_and_holds_up_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr("evsys_sdk.algorithms.local_rl.VERIFIER_SECONDS", 0.05)
     opened = threading.Event()
-    register_verifier("hangs")(lambda model_output, expected, params: float(opened.wait(60)))
+    register_verifier("hangs")(lambda model_output, expected, params: float(opened.wait(300)))
     try:
         result = LocalRL(max_steps=1, batch_size=1, num_samples=2, max_tokens=2).train(
             _context(tmp_path, _tasks("hangs"))

@@ -15,8 +15,8 @@ from evsys_sdk.errors import BackendError, ConfigError
 from evsys_sdk.protocols import Rollout, Turn
 from evsys_sdk.registry import algorithms, register_verifier, verifiers
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
-from evsys_sdk.surface import Capabilities
 from evsys_sdk.testing import RecordingBackend, training_context
+from evsys_sdk.training_api import Capabilities
 
 COLOURS = ("red", "green", "blue", "black", "white", "grey")
 FAST = {"max_tokens": 6, "batch_size": 3, "learning_rate": 2e-3}
@@ -220,6 +220,78 @@ def test_what_the_model_did_wrong_is_a_failure_that_is_learnt_from(tmp_path, sta
     assert result.metrics["rollouts_dropped"] == 1 and f"dropped/{status}" not in metrics
 
 
+class Speechless(Scripted):
+    """The samples from number `said` on fail before the model writes a token."""
+
+    def __init__(self, *rewards, said, status="agent_error"):
+        super().__init__(*rewards)
+        self.said, self.status = said, status
+
+    async def roll_out(self, tasks, **kwargs):
+        groups = await super().roll_out(tasks, **kwargs)
+        lost = {"turns": [], "reward": None, "status": self.status, "error": "raised at once"}
+        return [[*group[: self.said], *(replace(one, **lost) for one in group[self.said :])] for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        # rewards 1, 1, 0, 0 -> mean 1/2; 4 tokens, 2 rollouts of 2, max_tokens 8, 4 asked for
+        ({"advantage": "centred"}, 0.5 / 4),
+        ({"advantage": "rloo"}, 0.5 * 4 / 3 / 4),
+        ({"advantage": "centred", "loss_normalisation": "sequence"}, 0.5 / 4),
+        ({"advantage": "dr_grpo"}, 0.5 / 32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("status", ["agent_error", "timeout"])
+def test_a_failure_before_the_first_token_is_what_the_others_are_compared_with(tmp_path, params, expected, status):
+    backend = RecordingBackend()
+    engine = Speechless(1.0, 1.0, 1.0, 1.0, said=2, status=status)
+    ctx = _context(tmp_path, _tasks(["red"]), backend=backend, rollouts=engine)
+    result = RL(max_steps=1, num_samples=4, max_tokens=8, **params).train(ctx)
+    ((_, metrics),) = ctx.log_store.metrics
+    assert _advantages(backend) == [pytest.approx([expected] * 2, rel=1e-5)] * 2
+    assert metrics["reward/mean"] == 0.5 and metrics[f"failed/{status}"] == metrics["rollouts_without_tokens"] == 2
+    assert metrics["rollouts_dropped"] == 0 and result.metrics["rollouts_dropped"] == 0
+    assert "groups_without_tokens" not in metrics and metrics["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_group_that_wrote_nothing_gives_no_gradient_and_is_counted(tmp_path, drop):
+    class Mixed(Scripted):
+        async def roll_out(self, tasks, **kwargs):
+            spoken, silent = await super().roll_out(tasks, **kwargs)
+            return [spoken, [replace(one, turns=[], status="agent_error", error="raised") for one in silent]]
+
+    backend = RecordingBackend()
+    ctx = _context(tmp_path, _tasks(["red", "blue"]), backend=backend, rollouts=Mixed(1.0, 0.0))
+    RL(max_steps=1, num_samples=2, batch_size=2, drop_constant_reward=drop).train(ctx)
+    ((_, metrics),) = ctx.log_store.metrics
+    assert _advantages(backend) == [pytest.approx([0.125] * 2), pytest.approx([-0.125] * 2)]
+    assert metrics["groups_without_tokens"] == 1 and metrics["reward/mean"] == 0.5
+    assert metrics["frac_constant_groups"] == 0.0 and "skipped" not in metrics
+
+
+def test_one_step_in_which_nothing_was_written_is_skipped(tmp_path):
+    class Late(Speechless):
+        async def roll_out(self, tasks, **kwargs):
+            self.said = 2 if self.calls else 0
+            return await super().roll_out(tasks, **kwargs)
+
+    ctx = _context(tmp_path, _tasks(["red"]), rollouts=Late(1.0, 0.0, said=0))
+    result = RL(max_steps=2, num_samples=2, drop_constant_reward=False).train(ctx)
+    assert result.metrics["steps_skipped"] == 1 and ctx.log_store.curve("reward/mean") == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_a_run_in_which_no_rollout_ever_has_a_token_fails_with_the_reason(tmp_path, steps):
+    engine = Speechless(1.0, 1.0, said=0)
+    with pytest.raises(BackendError, match=r"had no usable rollout .*: 2 agent_error\); first error: raised at once"):
+        RL(max_steps=steps, num_samples=2).train(_context(tmp_path, _tasks(["red"]), rollouts=engine))
+    assert len(engine.calls) == min(steps, 3)
+
+
 def test_a_verifier_says_what_a_failure_is_worth(tmp_path, monkeypatch):
     class Clumsy(Scripted):
         async def roll_out(self, tasks, **kwargs):
@@ -343,7 +415,7 @@ def test_rollouts_that_nobody_will_learn_from_are_not_started_or_are_stopped(tmp
 
     engine = Stuck(0.0, 1.0)
     ctx = _context(tmp_path, rollouts=engine, backend=MockBackend(fail_at_step=1))
-    with pytest.raises(BackendError, match="told to fail at step 1"):
+    with pytest.raises(BackendError, match="fails at step 1 as configured"):
         RL(max_steps=9, async_steps=2, num_samples=2).train(ctx)
     assert engine.cancelled == 2
 

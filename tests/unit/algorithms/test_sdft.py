@@ -15,8 +15,8 @@ from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, ConfigError, DataError
 from evsys_sdk.registry import algorithms
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
-from evsys_sdk.surface import Capabilities
 from evsys_sdk.testing import RecordingBackend, training_context
+from evsys_sdk.training_api import Capabilities
 
 WORDS = {"France": "Paris", "Italy": "Rome", "Peru": "Lima", "Norway": "Oslo"}
 TEMPLATE = SDFT.Config().demonstration_template

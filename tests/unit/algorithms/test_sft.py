@@ -14,9 +14,9 @@ from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.config.reading import forget, unread
 from evsys_sdk.errors import BackendError, DataError
 from evsys_sdk.registry import algorithms
-from evsys_sdk.surface import ModelInput, SamplingParams, text_of
 from evsys_sdk.testing import RecordingBackend, training_context
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import ModelInput, SamplingParams, text_of
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Peru": "Lima", "Norway": "Oslo", "Japan": "Tokyo"}
 
@@ -280,7 +280,7 @@ def test_every_setting_is_read(tmp_path):
 
 def test_a_step_that_fails_fails_the_run(tmp_path):
     ctx = training_context(tmp_path, _rows(), backend=MockBackend(fail_at_step=2))
-    with pytest.raises(BackendError, match="told to fail at step 2"):
+    with pytest.raises(BackendError, match="fails at step 2 as configured"):
         SFT(num_epochs=5).train(ctx)
     assert len(ctx.log_store.metrics) == 1
 

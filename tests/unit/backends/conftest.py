@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
-from evsys_sdk.surface import AdamParams, Datum, ModelInput, TensorData
+from evsys_sdk.config.schema import ModelConfig
+from evsys_sdk.training_api import AdamParams, Datum, ModelInput, TensorData
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from evsys_sdk.data_types import image_url_block, text_block
 from evsys_sdk.errors import BackendError, DataError
-from evsys_sdk.surface import Tokenizer
+from evsys_sdk.training_api import Tokenizer
 
 pytest.importorskip("transformers")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import weakref
 from pathlib import Path
 
@@ -13,15 +14,16 @@ pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
+from evsys_engine import folders
 from evsys_sdk.algorithms.rl import RL
 from evsys_sdk.algorithms.sdft import SDFT
 from evsys_sdk.backends import local
 from evsys_sdk.backends.local import LocalBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendError
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
-from evsys_sdk.surface import AdamParams, Datum, ModelInput, SamplingParams, TensorData
 from evsys_sdk.testing import training_context
+from evsys_sdk.training_api import AdamParams, Datum, ModelInput, SamplingParams, TensorData
 
 ADAPTER = "adapter_model.safetensors"
 
@@ -104,6 +106,28 @@ def test_only_weights_of_this_run_are_deleted(service, tmp_path):
 
     asyncio.run(check())
     assert other.exists()
+
+
+def test_the_same_weights_saved_again_are_there_at_every_moment(service, monkeypatch, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    if not folders._exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot swap two names")
+    there, replace = [], os.replace
+
+    async def check():
+        client = await service.create_training_client(rank=2, seed=1)
+        path = Path(await client.save_weights_for_sampler("w"))
+
+        def watched(*paths):
+            replace(*paths)
+            there.append(path.exists())
+
+        monkeypatch.setattr(os, "replace", watched)
+        assert await client.save_weights_for_sampler("w") == str(path)
+        assert there and all(there) and [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+    asyncio.run(check())
 
 
 def _tasks(verifier):

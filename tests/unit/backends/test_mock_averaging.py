@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.backends.mock_files import restore
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.backends.mock_model import restore
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendError
-from evsys_sdk.surface import AdamParams, Datum, ModelInput, TensorData
+from evsys_sdk.training_api import AdamParams, Datum, ModelInput, TensorData
 
 
 async def _trained(service, text, rank=2):

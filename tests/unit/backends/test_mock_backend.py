@@ -11,10 +11,10 @@ import pytest
 
 from evsys_sdk.backends import mock
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendError, ConfigError
 from evsys_sdk.registry import backends
-from evsys_sdk.surface import AdamParams, ModelInput, SamplingParams
+from evsys_sdk.training_api import AdamParams, ModelInput, SamplingParams
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_the_chosen_optimiser_step_fails_and_changes_nothing(make_service,
     before = await client.save_state("x")
     await client.forward_backward(data, "cross_entropy")
     call = client.optim_step(AdamParams(learning_rate=1e-3))
-    with pytest.raises(BackendError, match=r"told to fail at step 3 \(fail_at_step\)"):
+    with pytest.raises(BackendError, match=r"fails at step 3 as configured \(fail_at_step\)"):
         await call
     assert await client.save_state("x") == before
 

@@ -23,7 +23,7 @@ async def test_a_state_comes_back_bit_for_bit(service, saved):
     assert await client.save_state("step-3") == saved[0]  # named after the content
 
 
-async def test_training_goes_on_from_a_state_as_if_it_had_not_stopped(service, imitate, learn, saved):
+async def test_training_resumes_from_a_state_as_if_it_had_not_stopped(service, imitate, learn, saved):
     data = [imitate("sky", "blue")]
     whole = await service.create_training_client(rank=8, seed=1)
     await learn(whole, data, steps=7)

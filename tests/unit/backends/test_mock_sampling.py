@@ -9,7 +9,7 @@ import pytest
 
 from evsys_sdk.backends.mock_tokenizer import END_OF_TEXT, IM_START
 from evsys_sdk.errors import BackendError
-from evsys_sdk.surface import Datum, ModelInput, SamplingParams, TensorData, text_of
+from evsys_sdk.training_api import Datum, ModelInput, SamplingParams, TensorData, text_of
 
 PROMPT = ModelInput.from_ints([IM_START, *b"user\nhello", IM_START, *b"assistant\n"])
 

@@ -7,11 +7,18 @@ import importlib.util
 import numpy as np
 import pytest
 
-from evsys_sdk.backends.mock_model import Adam, Gradients, TableModel, log_softmax, sum_by_row
+from evsys_sdk.backends.mock_model import (
+    Adam,
+    MockGradients,
+    TableModel,
+    forward_backward,
+    log_softmax,
+    named_loss,
+    sum_by_row,
+)
 from evsys_sdk.backends.mock_tokenizer import VOCAB_SIZE, ByteTokenizer
-from evsys_sdk.backends.mock_training import forward_backward, named_loss
 from evsys_sdk.errors import BackendError, MissingDependency
-from evsys_sdk.surface import AdamParams, Datum, ModelInput, TensorData
+from evsys_sdk.training_api import AdamParams, Datum, ModelInput, TensorData
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="custom losses are written in torch")
@@ -66,12 +73,12 @@ def _supervised_data(soft=0, seed=0):
     ids=["cross_entropy", "soft_targets", "importance_sampling", "ppo", "dro"],
 )
 def test_gradients_of_the_tables_are_what_finite_differences_say(loss, data):
-    model, gradients = _double(), Gradients()
+    model, gradients = _double(), MockGradients()
     forward_backward(model, gradients, data, named_loss(data, loss, None))
     chance = np.random.default_rng(1)
 
     def value():
-        return forward_backward(model, Gradients(), data, named_loss(data, loss, None)).metrics["loss:sum"]
+        return forward_backward(model, MockGradients(), data, named_loss(data, loss, None)).metrics["loss:sum"]
 
     for row_index in chance.choice(len(gradients.rows), 12, replace=False):
         row, token = gradients.rows[row_index], int(np.abs(gradients.values[row_index]).argmax())
@@ -86,7 +93,7 @@ def test_gradients_of_the_tables_are_what_finite_differences_say(loss, data):
 
 def test_gradients_of_two_calls_add_up_to_that_of_one():
     first, second = _policy_data()
-    model, together, apart = _double(), Gradients(), Gradients()
+    model, together, apart = _double(), MockGradients(), MockGradients()
     forward_backward(model, together, [first, second], named_loss([first, second], "importance_sampling", None))
     for datum in (first, second):
         forward_backward(model, apart, [datum], named_loss([datum], "importance_sampling", None))
@@ -104,7 +111,7 @@ def test_rows_are_summed_however_often_they_occur():
 
 
 def test_the_optimiser_takes_adamw_steps_on_touched_rows_alone():
-    model, gradients = TableModel(model_name="m", rank=1, seed=None), Gradients()
+    model, gradients = TableModel(model_name="m", rank=1, seed=None), MockGradients()
     model.weights[3:5] = 1.0
     adam, expected, mean, square = Adam(model), np.ones(VOCAB_SIZE), np.zeros(VOCAB_SIZE), np.zeros(VOCAB_SIZE)
     params = AdamParams(learning_rate=0.1, beta1=0.9, beta2=0.95, weight_decay=0.5)
@@ -122,7 +129,7 @@ def test_the_optimiser_takes_adamw_steps_on_touched_rows_alone():
 
 def test_clipping_shrinks_the_gradient_and_reports_its_norm_before():
     """Adam hides a constant factor, so the moments are looked at."""
-    model, gradients = TableModel(model_name="m", rank=1, seed=None), Gradients()
+    model, gradients = TableModel(model_name="m", rank=1, seed=None), MockGradients()
     gradients.rows, gradients.values = np.array([3]), np.full((1, VOCAB_SIZE), 2.0, dtype=np.float32)
     adam = Adam(model)
     norm = adam.step(model, gradients, AdamParams(learning_rate=0.1, grad_clip_norm=1.0))

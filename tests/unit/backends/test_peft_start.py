@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from evsys_engine.models import find_model
 from evsys_sdk.backends.local import LocalBackend
+from evsys_sdk.checks.preflight import validate_yaml
 from evsys_sdk.errors import ConfigError
-from evsys_sdk.preflight import validate_yaml
 from evsys_sdk.registry import algorithms
 from evsys_sdk.testing import training_context
 
@@ -59,7 +59,7 @@ def logits(base: Path, folder: str | Path):
     "settings",
     [{}, {"target_modules": "all-linear"}, {"layers_to_transform": [1]}, {"target_modules": ["up_proj", "o_proj"]}],
 )
-def test_training_goes_on_from_the_adapter_with_its_own_rank_alpha_and_layers(base, tmp_path, settings):
+def test_training_resumes_from_the_adapter_with_its_own_rank_alpha_and_layers(base, tmp_path, settings):
     start = peft_folder(base, tmp_path / "peft", **settings)
     result = train(tmp_path / "run", start, learning_rate=1e-9)
     assert result.extras["lora_rank"] == 3
@@ -71,7 +71,7 @@ def test_training_goes_on_from_the_adapter_with_its_own_rank_alpha_and_layers(ba
     assert load_file(Path(result.artifacts["final_sampler"]) / "adapter_model.safetensors").keys() == names
 
 
-def test_it_learns_and_a_second_run_goes_on_from_the_first_ones_state(base, tmp_path):
+def test_it_learns_and_a_second_run_resumes_from_the_first_ones_state(base, tmp_path):
     start = peft_folder(base, tmp_path / "peft")
     first = train(tmp_path / "one", start, learning_rate=0.01, max_steps=5)
     assert first.metrics["final_loss"] < first.metrics["first_loss"]
@@ -79,7 +79,7 @@ def test_it_learns_and_a_second_run_goes_on_from_the_first_ones_state(base, tmp_
     assert second.metrics["first_loss"] < first.metrics["final_loss"]
 
 
-def test_trl_goes_on_from_it_too(base, tmp_path):
+def test_trl_resumes_from_it_too(base, tmp_path):
     pytest.importorskip("trl")
     start = peft_folder(base, tmp_path / "peft")
     result = train(tmp_path / "run", start, "local_sft", learning_rate=1e-9)

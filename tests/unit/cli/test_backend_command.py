@@ -9,7 +9,7 @@ import pytest
 
 from evsys_sdk.backends.check import check_service
 from evsys_sdk.cli.main import main
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendError, BackendUnavailable
 from evsys_sdk.registry import backends
 
@@ -73,7 +73,7 @@ async def test_a_server_that_divides_its_gradients_is_caught(service):
 
 
 def _with_positive_weights(datum):
-    from evsys_sdk.surface import Datum, TensorData
+    from evsys_sdk.training_api import Datum, TensorData
 
     weights = [abs(weight) for weight in datum.loss_fn_inputs["weights"].data]
     return Datum(datum.model_input, {**datum.loss_fn_inputs, "weights": TensorData(weights)})

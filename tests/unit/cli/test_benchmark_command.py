@@ -10,8 +10,9 @@ import pytest
 
 from evsys_sdk import run_experiment
 from evsys_sdk.cli.main import main
-from evsys_sdk.eval.statistics import wilson_interval
 from evsys_sdk.registry import inference, verifiers
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.stats.intervals import wilson_interval
 
 WORDS = ("red", "green", "blue", "black")
 
@@ -62,7 +63,7 @@ def run_dir(tmp_path_factory):
     }
     result = run_experiment(config)[0]
     assert result.status == "completed", result.error
-    return result.extras["run_dir"]
+    return str(result.run_dir)
 
 
 def score(capsys, *flags):
@@ -133,9 +134,24 @@ def test_a_run_is_scored_with_intervals_denominators_and_breakdowns(run_dir, cap
     assert {key: part[0]["value"] for key, part in found["breakdown"]["length"].items()} == {"3": 1, "4": 0, "5": 0.5}
     assert main(["benchmark", "run", *flags, "--temperature", "0", "--output-dir", "out"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["all", "pass@1", "0.5", "[0.15,", "0.85]", "4", "8", "0"] in lines
-    assert ["length", "=", "3", "pass@2", "1", "[0.2065,", "1]", "1", "2", "0"] not in lines  # one task, no interval
-    assert ["length", "=", "3", "pass@2", "1", "-", "1", "2", "0"] in lines
+    assert ["all", "pass@1", "0.500", "[0.150,", "0.850]", "4", "8", "0"] in lines
+    # One task has no interval.
+    assert ["length", "=", "3", "pass@2", "1.000", "[0.207,", "1.000]", "1", "2", "0"] not in lines
+    assert ["length", "=", "3", "pass@2", "1.000", "-", "1", "2", "0"] in lines
+
+
+def test_templates_named_by_a_metadata_key_are_the_units_of_intervals(run_dir, capsys):
+    flags = ["--path", "bench", "--model", run_dir, "--temperature", "0"]
+    _, plain = score(capsys, *flags, "--output-dir", "plain")
+    _, found = score(capsys, *flags, "--cluster-key", "length", "--output-dir", "out")
+    assert plain["clusters"]["count"] == 0 and found["clusters"] == {"count": 3, "found_by": "metadata key length"}
+    [before], [after] = plain["scores"], found["scores"]
+    assert before["value"] == after["value"] and (before["low"], before["high"]) != (after["low"], after["high"])
+    assert main(["benchmark", "run", *flags, "--cluster-key", "length", "--output-dir", "out"]) == 0
+    told = "tasks come from 3 templates (metadata key length): intervals count templates, not tasks"
+    assert told in capsys.readouterr().out
+    assert main(["benchmark", "run", *flags, "--cluster-key", "lenght", "--output-dir", "third"]) != 0
+    assert "--cluster-key: " in capsys.readouterr().err
 
 
 def test_the_record_is_on_disk_in_the_form_of_a_runs_logs(run_dir, capsys, tmp_path):
@@ -250,6 +266,8 @@ def test_extensions_of_the_project_are_imported(capsys, tmp_path):
         (["--path", "bench", "--model", "m", "--inference", "opnai"], "closest: openai"),
         (["--path", "bench", "--model", "m", "--inference", "local"], "say --backend local"),
         (["--path", "bench", "--model", "m", "--inference", "openai", "--seed", "1"], "no use for --seed"),
+        (["--path", "bench", "--model", "m", "--environment", "dokcer"], "closest: docker"),
+        (["--path", "bench", "--model", "m", "--inference", "openai", "--environment", "docker"], "no use for --env"),
         (["--path", "bench", "--model", "m", "--inference", "openai"], "needs a key: set OPENAI_API_KEY"),
     ],
 )
@@ -258,9 +276,95 @@ def test_what_cannot_be_scored_is_refused_with_the_reason_and_leaves_nothing(fla
     assert not (tmp_path / "outputs").exists()
 
 
+def test_tasks_are_worked_on_in_the_environment_that_is_named(run_dir, capsys, monkeypatch):
+    """The rollouts ask for it, and those of another environment are others."""
+    asked = []
+    score_suite_on = HarborRolloutEngine.roll_out
+
+    def roll_out(self, *args, **kwargs):
+        asked.append(self.settings.environment.kind)
+        return score_suite_on(self, *args, **kwargs)
+
+    monkeypatch.setattr(HarborRolloutEngine, "roll_out", roll_out)
+    monkeypatch.setattr("evsys_sdk.experiment.standalone.kind_problem", lambda kind: None)
+    folders = []
+    for flags in ([], ["--environment", "docker"]):
+        code, found = score(capsys, "--path", "bench", "--model", run_dir, *flags)
+        assert code == 0
+        folders.append(found["output_dir"])
+    assert asked[0] == "sandbox" and asked[-1] == "docker" and folders[0] != folders[1]
+
+
 def test_a_task_whose_verifier_is_not_known_is_refused_before_the_model_is_asked(provider, capsys):
     write_suite("odd", verifier={"kind": "in_process", "fn_name": "exact_mach", "expected": "x"})
     assert "closest: exact_match" in refusal(capsys, "--path", "odd", *provider.flags[2:])
     write_suite("env", metadata={"environment": {"files": {}}})
     assert "needs an environment" in refusal(capsys, "--path", "env", *provider.flags[2:])
     assert provider.asked == []
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """A run whose training rows are long enough to be told from others, in a file beside its config."""
+    folder = tmp_path_factory.mktemp("long")
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": text, "completion": "x"}) + "\n" for text in LONG))
+    config = {
+        "name": "long",
+        "output_dir": str(folder / "out"),
+        "run": {
+            "name": "r0",
+            "data": {"path": str(folder / "rows.jsonl"), "transforms": [{"kind": "jsonl_to_chat"}]},
+            "model": {"name": "table"},
+            "algorithm": {"kind": "sft", "params": {"max_steps": 2, "batch_size": 2}},
+            "backend": {"kind": "mock"},
+        },
+    }
+    [result] = run_experiment(config)
+    assert result.status == "completed", result.error
+    return folder, str(result.run_dir)
+
+
+LONG = [
+    "Which of the seven hills of the old town carries the lighthouse that the fishermen built in winter?",
+    "How many barrels of salted herring left the northern harbour before the storm of that autumn began?",
+]
+NEW = "Why does the baker on the corner of the market square close his shop whenever the circus arrives?"
+
+
+def write_questions(name, questions):
+    from pathlib import Path
+
+    verifier = {"kind": "in_process", "fn_name": "exact_match", "expected": "x"}
+    tasks = [{"task_id": f"t{n}", "instruction": text, "verifier": verifier} for n, text in enumerate(questions)]
+    Path(name).mkdir()
+    (Path(name) / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+
+@pytest.mark.parametrize(
+    ("questions", "mark", "line"),
+    [
+        (LONG, (True, 2), "scored on training rows: it shows what was memorised"),
+        ([*LONG[:1], NEW], (False, 1), "scored with 1 task in training rows"),
+        ([NEW], (False, 0), None),
+    ],
+)
+def test_a_score_on_rows_that_the_run_was_trained_on_is_marked(capsys, long_run, questions, mark, line):
+    write_questions("asked", questions)
+    code, found = score(capsys, "--path", "asked", "--model", long_run[1])
+    assert code == 0 and (found["on_training_rows"], found["n_training_tasks"]) == mark
+    assert main(["benchmark", "run", "--path", "asked", "--model", long_run[1]]) == 0
+    printed = capsys.readouterr().out
+    assert (line in printed) if line else ("training rows" not in printed)
+
+
+def test_where_the_training_rows_are_gone_the_score_is_there_and_a_warning_says_so(capsys, long_run):
+    folder, run = long_run
+    write_questions("asked", LONG)
+    (folder / "rows.jsonl").rename(folder / "moved.jsonl")
+    try:
+        assert main(["benchmark", "run", "--path", "asked", "--model", run]) == 0
+    finally:
+        (folder / "moved.jsonl").rename(folder / "rows.jsonl")
+    seen = capsys.readouterr()
+    assert "training rows of r0 cannot be read, so scores on them are not marked" in seen.err
+    assert "pass@1" in seen.out and "training rows" not in seen.out

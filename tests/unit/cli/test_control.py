@@ -17,15 +17,22 @@ import pytest
 
 from evsys_sdk.cli.main import main
 from evsys_sdk.cli.run_log import RunLog
-from evsys_sdk.config.document import Document
-from evsys_sdk.config.files import parse_config
+from evsys_sdk.config.load import parse_config
+from evsys_sdk.config.yaml_io import Document
+from evsys_sdk.experiment import process as stopping
+from evsys_sdk.experiment.registration import note_launch
 from evsys_sdk.record.journal import EXPERIMENT, Journal
-from evsys_sdk.record.launch_record import Launch, beside, lock_of, read_launch, write_launch
-from evsys_sdk.record.processes import birth_of, this_process
-from evsys_sdk.record.run_dir import hold
-from evsys_sdk.running import stopping
-from evsys_sdk.running.interrupts import StopFlag, stop_on_signals
-from evsys_sdk.running.registering import note_launch
+from evsys_sdk.record.layout import hold
+from evsys_sdk.record.processes import (
+    ExperimentProcess,
+    beside,
+    birth_of,
+    lock_of,
+    read_launch,
+    this_process,
+    write_launch,
+)
+from evsys_sdk.run.stop import StopFlag, stop_on_signals
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def begun(tmp_path, monkeypatch):
 
 def launch_of(record, pid, **facts):
     process = replace(this_process(), pid=pid, born=birth_of(pid))
-    launch = Launch(
+    launch = ExperimentProcess(
         experiment="x",
         pid=pid,
         host=facts.pop("host", process.host),
@@ -89,7 +96,7 @@ def told(capsys, *words):
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_a_dead_launch_is_interrupted_and_the_next_command_goes_on_with_it(begun, sleeper, capsys):
+def test_a_dead_launch_is_interrupted_and_the_next_command_resumes_it(begun, sleeper, capsys):
     launch_of(begun, sleeper.pid)
     code, status = told(capsys, "status", "x")
     assert code == 0 and status["state"] == "interrupted" and status["holder"] is None
@@ -311,6 +318,6 @@ def test_a_hangup_that_was_ignored_stays_ignored():
             time.sleep(0.05)
             assert not stop.event.is_set()
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.event.wait(5)
+            assert stop.event.wait(300)
     finally:
         signal.signal(signal.SIGHUP, before)

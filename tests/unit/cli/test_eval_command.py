@@ -8,7 +8,7 @@ import pytest
 
 from evsys_sdk import run_experiment
 from evsys_sdk.backends.mock import MockSamplingClient
-from evsys_sdk.cli.main import build_parser, main
+from evsys_sdk.cli.main import main, parse
 
 ROWS = [
     {"id": "a", "prompt": "say red", "tool_slug": "red"},
@@ -61,25 +61,24 @@ def evaluate(capsys, *more, out="out"):
 
 
 def test_every_flag_of_the_reference_is_understood():
-    args = build_parser().parse_args(
+    given = parse(
         flags(
             *("--secondary-aliases", "s.json", "--adapter-path", "a", "--checkpoint-path", "c", "--max-tokens", 9),
             *("--temperature", 0.5, "--max-attempts", 2, "--batch-size", 3, "--fail-on-retries"),
         )
-    )
-    assert (args.secondary_aliases, args.adapter_path, args.checkpoint_path) == ("s.json", "a", "c")
-    assert (args.max_tokens, args.temperature, args.max_attempts, args.batch_size) == (9, 0.5, 2, 3)
-    assert args.fail_on_retries and args.inference_kind == "mock" and args.model_name == "table"
-    plain = build_parser().parse_args(flags())
-    assert (plain.max_tokens, plain.temperature, plain.max_attempts, plain.batch_size) == (256, 0.0, 3, 16)
-    with pytest.raises(SystemExit):
-        build_parser().parse_args(["eval", "model", "--dataset", "rows.jsonl"])
-    with pytest.raises(SystemExit):
-        build_parser().parse_args([*flags()[:-4], "--inference-kind", "openai", "--model-name", "m"])
+    ).params
+    assert (given["secondary_aliases"], given["adapter_path"], given["checkpoint_path"]) == ("s.json", "a", "c")
+    numbers = ("max_tokens", "temperature", "max_attempts", "batch_size")
+    assert [given[name] for name in numbers] == [9, 0.5, 2, 3]
+    assert given["fail_on_retries"] and given["kind"] == "mock" and given["model_name"] == "table"
+    plain = parse(flags()).params
+    assert [plain[name] for name in numbers] == [256, 0.0, 3, 16]
+    assert main(["eval", "model", "--dataset", "rows.jsonl"]) == 1
+    assert main([*flags()[:-4], "--inference-kind", "openai", "--model-name", "m"]) == 1
 
 
 def test_a_checkpoint_is_scored_by_answer_alias_and_secondary_alias(trained, capsys, tmp_path):
-    where = ["--checkpoint-path", trained.extras["run_dir"], "--secondary-aliases", "loose.json"]
+    where = ["--checkpoint-path", str(trained.run_dir), "--secondary-aliases", "loose.json"]
     code, found = evaluate(capsys, *where)
     assert code == 0
     assert found["metrics"] == {"exact_pass@1": 0.25, "alias_pass@1": 0.5, "secondary_alias_pass@1": 0.75}
@@ -98,7 +97,7 @@ def test_the_weights_themselves_may_be_named(trained, capsys):
 
 
 def test_other_aliases_fold_the_same_answers_again(trained, capsys, tmp_path, monkeypatch):
-    where = ["--checkpoint-path", trained.extras["run_dir"]]
+    where = ["--checkpoint-path", str(trained.run_dir)]
     evaluate(capsys, *where)
     (tmp_path / "aliases.json").write_text(json.dumps({"lime": ["green"], "blue": ["red"]}))
 
@@ -120,7 +119,7 @@ def test_a_call_that_fails_for_good_fails_the_command_only_when_told_to(trained,
         return real(self, prompt, *args, **kwargs)
 
     monkeypatch.setattr(MockSamplingClient, "sample", flaky)
-    where = ["--checkpoint-path", trained.extras["run_dir"], "--batch-size", 1]
+    where = ["--checkpoint-path", str(trained.run_dir), "--batch-size", 1]
     code, found = evaluate(capsys, *where, "--max-attempts", 1)
     assert (code, found["retry_report"]["total_failures"], found["scores"][0]["n_errors"]) == (0, 1, 1)
     assert found["retry_report"]["failures"][0]["error"] == "OSError: lost"
@@ -159,7 +158,7 @@ def test_a_query_is_put_behind_the_system_prompt(capsys, tmp_path):
         (["--adapter-path", "a"], "say --checkpoint-path"),
         (["--set", "latency"], "param=value"),
         (["--set", "latncy_ms=1"], "latency_ms"),
-        (["--dataset", "none.jsonl"], "there is no such file"),
+        (["--dataset", "none.jsonl"], "no such file"),
         (["--aliases", "none.json"], "none.json: No such file"),
         (["--secondary-aliases", "rows.jsonl"], "rows.jsonl: not valid JSON"),
     ],
@@ -171,7 +170,7 @@ def test_what_cannot_be_evaluated_is_refused_and_leaves_nothing(more, message, c
 
 
 def test_weights_of_another_model_are_refused(trained, capsys):
-    run_dir = trained.extras["run_dir"]
+    run_dir = str(trained.run_dir)
     assert main([*flags()[:-1], "other", "--checkpoint-path", run_dir]) == 1
     assert "belong to model 'table', not to 'other'" in capsys.readouterr().err
 
@@ -193,3 +192,55 @@ def test_a_model_on_a_tinker_server_is_evaluated(tinker_server, capsys, monkeypa
     more = ["--inference-kind", "tinker", "--model-name", "tiny-random", "--max-tokens", 4]
     code, found = evaluate(capsys, *more, "--set", f"base_url={tinker_server.url}")
     assert (code, found["retry_report"]["total_calls"], found["scores"][0]["n_errors"]) == (0, 4, 0)
+
+
+LONG = [
+    "Which of the seven hills of the old town carries the lighthouse that the fishermen built in winter?",
+    "How many barrels of salted herring left the northern harbour before the storm of that autumn began?",
+]
+NEW = "Why does the baker on the corner of the market square close his shop whenever the circus arrives?"
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """A run whose training rows are long enough to be told from others; its rows, and its directory."""
+    folder = tmp_path_factory.mktemp("long")
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"query": text, "tool_slug": "x"}) + "\n" for text in LONG))
+    chat = {"kind": "jsonl_to_chat", "params": {"user_template": "{query}", "assistant_template": "{tool_slug}"}}
+    run = {
+        "name": "r0",
+        "data": {"path": str(rows), "transforms": [chat]},
+        "model": {"name": "table"},
+        "algorithm": {"kind": "sft", "params": {"max_steps": 2, "batch_size": 2}},
+        "backend": {"kind": "mock"},
+    }
+    [result] = run_experiment({"name": "long", "output_dir": str(folder / "out"), "run": run})
+    assert result.status == "completed", result.error
+    return rows, result.run_dir
+
+
+@pytest.mark.parametrize(
+    ("questions", "mark", "line"),
+    [
+        (None, (True, 2), "**Scored on training rows:**"),
+        ([*LONG[::-1]], (True, 2), "**Scored on training rows:**"),
+        ([LONG[0], NEW], (False, 1), "**Scored on training rows (1 of 2):**"),
+        ([NEW], (False, 0), None),
+    ],
+    ids=["the same file", "the same rows", "one of them", "new rows"],
+)
+def test_a_score_on_rows_that_the_weights_were_trained_on_is_marked(capsys, long_run, tmp_path, questions, mark, line):
+    rows, run = long_run
+    asked = [{"query": text, "tool_slug": "x"} for text in questions or []]
+    text = rows.read_text() if questions is None else "".join(json.dumps(row) + "\n" for row in asked)
+    (tmp_path / "rows.jsonl").write_text(text)
+    for reused in (False, True):
+        code, found = evaluate(capsys, "--checkpoint-path", run)
+        assert code == 0 and found["reused"] is reused
+        assert (found["on_training_rows"], found["n_training_rows"]) == mark
+    assert main(flags("--checkpoint-path", run)) == 0
+    for written in (tmp_path / "out/summary.md").read_text(), capsys.readouterr().out:
+        assert (line in written) if line else ("training rows" not in written)
+    _, base = evaluate(capsys, out="base")
+    assert (base["on_training_rows"], base["n_training_rows"]) == (False, 0), "nothing is known of a base model"

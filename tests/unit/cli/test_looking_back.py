@@ -50,6 +50,19 @@ def test_a_score_on_a_test_benchmark_is_nobodys_best(tmp_path: Path, evsys: Evsy
     assert (told["y"]["ranked"], told["y"]["top_arm"], told["y"]["score"]) == (True, "b", 0.7)
 
 
+def test_a_best_score_says_when_seeds_were_lost_or_nothing_is_proven(tmp_path: Path, evsys: Evsys) -> None:
+    leave(tmp_path, "x", {"a": [0.4], "b": [0.6]}, best_arm="b")
+    leave(tmp_path, "y", {"a": [0.3], "b": [0.7]})
+    leave(tmp_path, "z", {"a": [0.8]}, best_arm="a")
+    path = tmp_path / "z.experiment_result.json"
+    record = json.loads(path.read_text())
+    record["arms"][0]["statuses"] += ["failed", "failed"]
+    record["runs"] += [{"run_id": f"z/a__s{n}", "status": "failed", "error": "killed"} for n in (1, 2)]
+    path.write_text(json.dumps(record))
+    listed = " ".join(evsys("history").split())
+    assert "0.600 b -" in listed and "0.700 b (not proven best)" in listed and "0.800 (1 of 3 seeds)" in listed
+
+
 def test_a_score_is_shown_with_the_verdicts_interval_and_what_it_covers(tmp_path: Path, evsys: Evsys) -> None:
     arms = [
         {"arm": "a", "low": 0.25, "high": 0.75, "n_seeds": 2},
@@ -126,3 +139,27 @@ def test_history_warns_of_a_benchmark_that_too_many_arms_were_chosen_on(tmp_path
     )
     [looks] = json.loads(evsys("history", "--json"))["benchmarks"]
     assert (looks["arms"], looks["experiments"], looks["spent"], looks["best_by_chance"]) == (25, 2, True, None)
+
+
+@pytest.mark.parametrize("reason", ["no score for pass@1: invalid: all 6 rollouts errored; the first: 503", None])
+def test_an_experiment_whose_rollouts_all_errored_says_so(tmp_path: Path, evsys: Evsys, reason: str | None) -> None:
+    score = {"metric": "pass@1", "value": None, "n_tasks": 3, "n_rollouts": 6, "n_errors": 6}
+    evals = [{"name": "tools", "split": "val", "scores": [score], "step": None}]
+    runs = [{"run_id": "x/a", "status": "completed", "metrics": {"final_loss": 1.0}, "evals": evals}]
+    arms = [{"arm": "a", "statuses": ["completed"], "scores": [], "why_unranked": reason}]
+    leave(tmp_path, "x", {"a": [0.0]}, runs=runs, arms=arms)
+    assert "no score (6 of 6 rollouts errored)" in evsys("history")
+    assert "a: 6 of 6 rollouts errored; completed" in evsys("show", "x")
+    context = evsys("context")
+    assert f"- x: not scored: a ({reason or '6 of 6 rollouts errored'})" in context, "an open question"
+    assert "no score by pass@1: 6 of 6 rollouts errored" in context, "what was tried"
+    assert "can its scores be believed" not in context, "there are none"
+    [arm] = json.loads(evsys("history", "--json"))["experiments"][0]["arms"]
+    assert (arm["n_errors"], arm["n_rollouts"], arm["scores"]) == (6, 6, [])
+
+
+def test_an_arm_without_a_score_is_named_with_its_reason_whatever_it_is(tmp_path: Path, evsys: Evsys) -> None:
+    reason = "no score for pass@1: tools/tasks.jsonl is gone"
+    arms = [{"arm": "a", "statuses": ["completed"], "scores": [], "why_unranked": reason}]
+    leave(tmp_path, "x", {"a": [0.0]}, runs=[{"run_id": "x/a", "status": "completed"}], arms=arms)
+    assert "  no score  " in evsys("history") and f"not scored: a ({reason})" in evsys("context")

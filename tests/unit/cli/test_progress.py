@@ -9,7 +9,7 @@ import pytest
 
 from evsys_sdk.cli import progress
 from evsys_sdk.cli.progress import LiveProgress, PlainProgress, short_names
-from evsys_sdk.terminal import console_for
+from evsys_sdk.format import console_for
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def shown(monkeypatch):
     return display
 
 
-def ctx(*, retelling=False):
-    return SimpleNamespace(run_id="e/r", extras={"run_name": "r"}, retelling=retelling)
+def ctx(*, replaying=False):
+    return SimpleNamespace(run_id="e/r", extras={"run_name": "r"}, replaying=replaying)
 
 
-def trained(display, steps, *, each=0.0, retelling=False):
+def trained(display, steps, *, each=0.0, replaying=False):
     for step in steps:
         display.passes(each)
-        display.on_step(ctx(retelling=retelling), step, {"loss": 1.0})
+        display.on_step(ctx(replaying=replaying), step, {"loss": 1.0})
 
 
 def last_line(display):
@@ -49,9 +49,9 @@ def test_the_time_that_is_left_is_that_of_the_steps_that_were_made(shown):
 def test_after_a_resume_only_new_steps_count_and_are_shown(shown):
     shown.on_train_start(ctx(), 300)
     shown.passes(60)  # the model is loaded
-    trained(shown, range(1, 111), retelling=True)
+    trained(shown, range(1, 111), replaying=True)
     score = SimpleNamespace(metric="pass@1", value=0.5)
-    shown.on_eval(ctx(retelling=True), SimpleNamespace(scores=[score], step=100, split="val", name="tools"))
+    shown.on_eval(ctx(replaying=True), SimpleNamespace(scores=[score], step=100, split="val", name="tools"))
     assert shown.stream.getvalue() == "r: training\n"
     trained(shown, range(111, 121), each=2.0)
     assert (
@@ -118,7 +118,7 @@ def test_a_live_table_fits_80_columns_and_12_lines_with_running_rows_first(shown
     display.on_experiment_start(SimpleNamespace(config=config))
     for n, run in enumerate(runs[:20]):
         about = SimpleNamespace(
-            run_id=run.name, extras={"run_name": run.name}, retelling=False, config=success("pass@1")
+            run_id=run.name, extras={"run_name": run.name}, replaying=False, config=success("pass@1")
         )
         display.on_run_start(about)
         display.on_train_start(about, 24)
@@ -138,3 +138,18 @@ def test_a_live_table_fits_80_columns_and_12_lines_with_running_rows_first(shown
     assert lines[1].split() == ["run", "doing", "step", "learning", "pass@1", "left"]
     assert "training   7 of 24  loss 1.0000  0.500 @6  1 min" in lines[2] and "failed" in lines[5]
     assert lines[-1] == "… and 12 more: 12 completed"
+
+
+def test_a_live_table_of_80_columns_shows_whole_names_where_there_is_room(shown):
+    display = LiveProgress(io.StringIO())
+    for name in ("sweep__learning_rate1e-05__s42", "sweep__learning_rate3e-05__s42"):
+        about = SimpleNamespace(run_id=name, extras={"run_name": name}, replaying=False, config=success("pass@1"))
+        display.on_run_start(about)
+        display.on_train_start(about, 24)
+        display.on_step(about, 7, {"loss": 1.0})
+    out = io.StringIO()
+    console_for(out, width=80, height=12, force_terminal=True, color_system=None).print(display)
+    assert "sweep__learning_rate1e-05__s42 " in out.getvalue() and "…" not in out.getvalue()
+    narrow = io.StringIO()
+    console_for(narrow, width=50, height=12, force_terminal=True, color_system=None).print(display)
+    assert "\n…1e-05…" in narrow.getvalue() and "sweep__" not in narrow.getvalue()

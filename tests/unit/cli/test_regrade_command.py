@@ -10,15 +10,14 @@ from statistics import stdev
 
 import pytest
 
-from evsys_sdk.atomic import write_json
 from evsys_sdk.cli.main import main
+from evsys_sdk.files import write_json
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
-from evsys_sdk.record.eval_data import rollout_to_data, to_data
-from evsys_sdk.record.finished import JournalledRollouts, to_data_without
-from evsys_sdk.record.journal import Journal
+from evsys_sdk.record.journal import Journal, JournalledRollouts, to_data_without
 from evsys_sdk.record.local_logger import rollout_record
+from evsys_sdk.record.models import rollout_to_data, to_data
 from evsys_sdk.registry import register_verifier, verifiers
-from evsys_sdk.training.rollout_log import log_rollouts
+from evsys_sdk.training.rollout_data import log_rollouts
 
 TASKS = [
     {
@@ -373,7 +372,7 @@ def test_people_see_scores_before_and_after_and_the_first_changes(project, capsy
         (["outputs/r0", "--params", "a=1"], "--params are those of --verifier"),
         (["outputs/r0", "--metrics", "pass@x"], "is not a metric"),
         (["outputs/r0", "--out", "outputs"], "is not an empty folder"),
-        (["outputs/r0", "--concurrency", "0"], "at least 1"),
+        (["outputs/r0", "--concurrency", "0"], "--concurrency is 0; give a whole number of at least 1"),
         (["loose.jsonl"], "Name them with --benchmark PATH"),
         (["broken.jsonl"], "broken.jsonl:2: this rollout has no `completion`"),
     ],

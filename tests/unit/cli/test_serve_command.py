@@ -12,19 +12,31 @@ import sys
 import pytest
 import requests
 
+from evsys_engine.http import HttpRequest
 from evsys_sdk import run_experiment
-from evsys_sdk.cli.main import build_parser, main
-from evsys_sdk.cli.serve import find_target
+from evsys_sdk.cli.main import main, parse
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.serving.http import Request
 
 pytest.importorskip("uvicorn", reason="the endpoint needs uvicorn")
 
 ROWS = [{"prompt": "say yes", "completion": "yes"}] * 4
 
 
+class Opened(Exception):
+    """`evsys serve` has come to opening the model; the argument is the target."""
+
+
 def target(*words):
-    return find_target(build_parser().parse_args(["serve", *map(str, words)]))
+    """What `evsys serve` would open for these words."""
+
+    def open_model(found):
+        raise Opened(found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evsys_sdk.run.open_model.open_model", open_model)
+        with parse(["serve", *map(str, words)]) as ctx, pytest.raises(Opened) as opened:
+            ctx.command.invoke(ctx)
+    return opened.value.args[0]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +61,7 @@ def experiment(tmp_path_factory):
 
 @pytest.fixture
 def run_dir(experiment):
-    return experiment.extras["run_dir"]
+    return str(experiment.run_dir)
 
 
 def test_a_run_is_served_as_its_record_says(experiment, run_dir):
@@ -104,7 +116,7 @@ def test_a_run_without_weights_says_so(tmp_path):
     with pytest.raises(EvsysError, match=r"this run \(failed\) left no weights"):
         target(tmp_path)
     (tmp_path / "run_result.json").write_text("{half")
-    with pytest.raises(EvsysError, match=r"run_result\.json failed"):
+    with pytest.raises(EvsysError, match=r"run_result\.json cannot be read: Expecting property name"):
         target(tmp_path)
 
 
@@ -126,7 +138,7 @@ def begin(*words, **environ):
 def end(process):
     process.send_signal(signal.SIGTERM)
     try:
-        return process.wait(20)
+        return process.wait(300)
     finally:
         process.kill()
         process.stdout.close()
@@ -134,7 +146,7 @@ def end(process):
 
 def ask(url, **options):
     body = {"model": "r0", "messages": [{"role": "user", "content": "say yes"}], "temperature": 0, "max_tokens": 8}
-    return requests.post(f"{url}/chat/completions", json=body, timeout=20, **options)
+    return requests.post(f"{url}/chat/completions", json=body, timeout=300, **options)
 
 
 def test_a_trained_run_answers_until_it_is_stopped(run_dir):
@@ -179,12 +191,12 @@ def served(monkeypatch):
         def one_question(make, address, *, on_ready):
             async def main():
                 endpoint = await make()
-                on_ready(serving.Running("http://127.0.0.1:1", endpoint))
+                on_ready(serving.RunningEndpoint("http://127.0.0.1:1", endpoint))
                 name, model = next(iter(endpoint.models.items()))
                 messages = [{"role": "user", "content": "hi"}]
                 body = {"model": name, "messages": messages, "max_tokens": 4, "temperature": 0, "logprobs": True}
-                answer = await endpoint(Request("POST", "/v1/chat/completions", {}, json.dumps(body).encode()))
-                told.update(json.loads(answer.parts[0]), context_length=model.context_length)
+                answer = await endpoint(HttpRequest("POST", "/v1/chat/completions", {}, json.dumps(body).encode()))
+                told.update(json.loads(answer.body), context_length=model.context_length)
 
             asyncio.run(main())
 
@@ -213,7 +225,7 @@ def test_a_real_model_and_what_a_run_made_of_it_are_served(served, capsys, tmp_p
     }
     result = run_experiment({"name": "local", "output_dir": str(tmp_path), "run": run})[0]
     assert result.status == "completed", result.error
-    of_run, of_weights = served(result.extras["run_dir"]), served(result.artifacts["final_sampler"])
+    of_run, of_weights = served(str(result.run_dir)), served(result.artifacts["final_sampler"])
     assert of_run["model"] == "r0" and logprobs_of(of_run) == logprobs_of(of_weights) != logprobs_of(base)
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from evsys_sandbox.sandbox import why_unavailable
 from evsys_sdk.cli.main import main
 from evsys_sdk.registry import verifiers
-from evsys_sdk.sandbox import why_unavailable
 
 SOUND = [
     {"task_id": "a", "instruction": "2 + 3?", "verifier": {"fn_name": "exact_match", "expected": "5"}},
@@ -112,6 +112,31 @@ def test_tests_in_an_environment_are_tried_by_doing_nothing_and_by_the_tasks_own
         ("always", "null", "passes"), ("wrong", "oracle", "fails"), ("broken", "null", "breaks"),
     }  # fmt: skip
     assert told["without_solution"] == ["always", "broken"]
+    assert main(["verifier", "test", target]) == 1
+    said = "suite: 2 of 4 tasks have a weak verifier, 1 of 4 tasks have a verifier that could not run"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", ["if true; then\n", "nonesuch-command\n", "exit 3\n"])
+def test_tests_that_cannot_run_are_no_weak_verifier(tmp_path, capsys, script):
+    pytest.importorskip("harbor", reason="needs the extra harbor")
+    if why_unavailable():
+        pytest.skip(why_unavailable())
+    target = task_directory(tmp_path / "suite", "broken", script, "touch /app/broken\n")
+    assert main(["verifier", "test", target]) == 1
+    out = capsys.readouterr().out
+    assert "suite: 1 of 1 tasks have a verifier that could not run" in out and "weak" not in out
+
+
+@pytest.mark.parametrize("script", ["if true; then\n", "nonesuch-command\n"])
+def test_tests_of_a_row_that_cannot_run_are_no_weak_verifier(tmp_path, capsys, script):
+    if why_unavailable():
+        pytest.skip(why_unavailable())
+    row = {"task_id": "r", "instruction": "?", "metadata": {"solution": "x"}}
+    row["verifier"] = {"kind": "e2b", "dockerfile": "FROM debian\n", "test_sh": script}
+    assert main(["verifier", "test", write(tmp_path / "suite", [row])]) == 1
+    out = capsys.readouterr().out
+    assert "suite: 1 of 1 tasks have a verifier that could not run" in out and "weak" not in out
 
 
 def test_a_task_that_cannot_run_here_is_named_and_the_others_are_tried(tmp_path, capsys):
@@ -134,10 +159,48 @@ def test_a_task_that_cannot_run_here_is_named_and_the_others_are_tried(tmp_path,
     assert "suite: 1 of 4 tasks tried: nothing found" in out
     assert main(["verifier", "test", target, "--json", "--limit", "3"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert [each["task_id"] for each in told["not_run"]] == ["a-installs", "b-fails", "c-misnamed"] or {
-        each["task_id"] for each in told["not_run"]
-    } == {"a-installs", "b-fails", "c-misnamed"}
+    # Those that were not even started come first.
+    assert [each["task_id"] for each in told["not_run"]] == ["a-installs", "c-misnamed", "b-fails"]
     assert told["ok"] is False and told["findings"] == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["[task\n", "schema_version = 7\n", "steps = 3\n", "\udcff"],
+    ids=["no TOML", "an unknown version", "steps of the wrong kind", "no UTF-8"],
+)
+def test_a_task_that_cannot_be_read_does_not_keep_the_others_from_being_tried(broken, tmp_path, capsys):
+    if why_unavailable() is not None:
+        pytest.skip(why_unavailable())
+    suite = tmp_path / "suite"
+    task_directory(suite, "a-broken", LOOKS.format("x"))
+    (suite / "a-broken/task.toml").write_bytes(broken.encode(errors="surrogateescape"))
+    target = task_directory(suite, "b-sound", LOOKS.format("b"), "touch /app/b\n")
+    assert main(["verifier", "test", target]) == 1
+    out = capsys.readouterr().out
+    assert f"a-broken: cannot be read: {suite}/a-broken/task.toml: " in out
+    assert "suite: 1 of 2 tasks tried: nothing found, 1 cannot be read" in out
+    assert main(["verifier", "test", target, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [each["place"] for each in told["unreadable"]] == ["a-broken"] and told["n_tasks"] == 2
+    assert told["ok"] is False and told["findings"] == told["not_run"] == []
+
+
+def test_a_row_that_cannot_be_read_does_not_keep_the_others_from_being_tried(tmp_path, capsys):
+    target = write(tmp_path / "suite", SOUND)
+    with (tmp_path / "suite/tasks.jsonl").open("a") as file:
+        file.write("{broken\n")
+    assert main(["verifier", "test", target]) == 1
+    out = capsys.readouterr().out
+    assert "tasks.jsonl:3: cannot be read:" in out
+    assert "suite: 2 of 3 tasks tried: nothing found, 1 cannot be read" in out
+
+
+def test_a_suite_of_which_nothing_can_be_read_is_refused(tmp_path, capsys):
+    (tmp_path / "suite/a").mkdir(parents=True)
+    (tmp_path / "suite/a/task.toml").write_text("[task\n")
+    assert main(["verifier", "test", str(tmp_path / "suite")]) == 1
+    assert "a/task.toml: " in capsys.readouterr().err
 
 
 def test_another_environment_is_named_on_the_command_line(tmp_path, capsys, monkeypatch):
@@ -153,7 +216,7 @@ def test_another_environment_is_named_on_the_command_line(tmp_path, capsys, monk
         (["no/such/place"], "is not a benchmark"),
         (["no-such-name"], "no-such-name"),
         (["suite", "--import", "no_such_module"], "import of no_such_module failed"),
-        (["suite", "--limit", "0"], "at least 1"),
+        (["suite", "--limit", "0"], "--limit is 0; give a whole number of at least 1"),
     ],
 )
 def test_a_mistake_is_a_message_and_exit_code_1(tmp_path, capsys, args, words):

@@ -8,8 +8,8 @@ from textwrap import dedent
 
 import pytest
 
-from evsys_sdk.config.files import load_yaml
-from evsys_sdk.config.models import ExperimentConfig
+from evsys_sdk.config.load import load_yaml
+from evsys_sdk.config.schema import ExperimentConfig
 
 
 @pytest.fixture

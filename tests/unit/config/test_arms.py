@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.config.arms import arm_problems
-from evsys_sdk.config.models import ExperimentConfig
+from evsys_sdk.checks.preflight import arm_problems
+from evsys_sdk.config.schema import ExperimentConfig
 
 
 def _config(**metadata):

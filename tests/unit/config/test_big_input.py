@@ -7,12 +7,12 @@ import json
 import pytest
 import yaml
 
-from evsys_sdk.config import document as documents
-from evsys_sdk.config import explain
-from evsys_sdk.config.document import parse_document
-from evsys_sdk.config.files import parse_config
-from evsys_sdk.config.source import Source
+from evsys_sdk import explain
+from evsys_sdk.config import yaml_io as documents
+from evsys_sdk.config.load import parse_config
+from evsys_sdk.config.yaml_io import ConfigSource, parse_document
 from evsys_sdk.errors import ConfigError, Problem
+from evsys_sdk.experiment.experiment import Experiment
 from evsys_sdk.registry import algorithms, check_params
 
 
@@ -59,19 +59,25 @@ class LookedUp(dict):
 
 def test_the_line_of_a_problem_is_looked_up():
     lines = LookedUp({("a",): 1, ("matrix", "axes", "algorithm.params.lora_rank"): 7, ("matrix", "axes"): 6})
-    source = Source(lines=lines)
+    source = ConfigSource(lines=lines)
     assert source.located(Problem(path="a.b", message="m")).line == 1
     assert source.located(Problem(path="matrix.axes.algorithm.params.lora_rank[2]", message="m")).line == 7
     assert source.located(Problem(path="matrix.axes.other", message="m")).line == 6
 
 
-@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
-def test_text_is_scanned_by_libyaml(monkeypatch):
+@pytest.fixture
+def no_slow_parser(monkeypatch):
+    if not yaml.__with_libyaml__:
+        pytest.skip("PyYAML was built without libyaml")
+
     class Slow:
         def __init__(self, text):
             raise AssertionError("the text was scanned letter by letter in Python")
 
     monkeypatch.setattr(documents, "_Loader", Slow)
+
+
+def test_text_is_scanned_by_libyaml(no_slow_parser):
     assert parse_document(f"# {'x' * 2_000_000}\na: [1, {{b: 1e-5}}]\n").data == {"a": [1, {"b": 1e-5}]}
     with pytest.raises(ConfigError, match="is not YAML"):
         parse_document(f"# {'x' * 2_000_000}\na: [1\n")
@@ -92,9 +98,38 @@ def test_characters_that_json_escapes_as_two_halves_are_read(text):
     assert parse_document(json.dumps({WORD: [WORD]})).data == {WORD: [WORD]}
 
 
-def test_escapes_in_text_that_is_not_quoted_stay_as_they_are():
+def test_so_are_they_by_libyaml_with_every_line_as_it_was(no_slow_parser):
+    found = parse_document('# \\ud83d\na: "\\ud83d\\ude00\n  x"\nb: | # \\ud83d\\ude00\n  \\uD83D\nc: 1\n')
+    assert found.data == {"a": "\U0001f600 x", "b": "\\uD83D\n", "c": 1}
+    assert [found.lines[key,] for key in "abc"] == [2, 4, 6]
+    with pytest.raises(ConfigError, match="half of a surrogate pair") as caught:
+        parse_document('a: 1\nb: "\\ud83d"')
+    assert caught.value.problems[0].line == 2
+
+
+def test_escapes_in_text_that_is_not_quoted_stay_as_they_are(no_slow_parser):
     written = "\\ud83d\\ude00"
     assert parse_document(f"a: {written}\nb: '{written}'").data == {"a": written, "b": written}
+    escaped = written.replace("\\", "\\\\")
+    assert parse_document(f'a: "{escaped} {written}"').data == {"a": f"{written} \U0001f600"}
+
+
+@pytest.mark.parametrize("holds", ["\\uE000 \\ue001 \\U0000E002", "\ue000\ue001", "\\x5cuE000"])
+def test_private_characters_beside_an_emoji_stay_as_they_are(holds, no_slow_parser):
+    read = parse_document(f'"{holds}"').data
+    assert parse_document(f'a: "{holds}\\ud83d\\ude00{holds}"').data == {"a": f"{read}\U0001f600{read}"}
+    assert parse_document(f"a: '{holds}\\ud83d'\nb: {holds}").data == {"a": f"{holds}\\ud83d", "b": holds}
+
+
+def test_a_text_with_every_character_that_could_stand_in_is_read_too():
+    private = "".join(chr(0xE000 + number) for number in range(0x99A))
+    text = f'# {"x" * documents.SMALL}\na: "{private}\\ud83d\\ude00"'
+    assert parse_document(text).data == {"a": f"{private}\U0001f600"}
+
+
+def test_a_key_given_twice_is_found_however_it_is_written():
+    with pytest.raises(ConfigError, match="is given twice"):
+        parse_document('"\\ud83d\\ude00": 1\n"\U0001f600": 2')
 
 
 @pytest.mark.parametrize("text", ['a: 1\nb: "\\ud83d"', 'a: 1\nb: "\\ude00\\ud83d"', '{"a": 1,\n"\\ud83d": 2}'])
@@ -102,3 +137,24 @@ def test_half_a_pair_is_refused_with_its_line(text):
     with pytest.raises(ConfigError, match="half of a surrogate pair") as caught:
         parse_document(text)
     assert caught.value.problems[0].line == 2
+
+
+MANY = {
+    "keys given twice": "name: e\n" + "name: f\n" * 3000,
+    "types": "name: e\nruns:\n" + "  - {name: 5, seed: abc, data: 5, model: 5}\n" * 3000,
+    "kinds": "name: e\nruns:\n"
+    + "".join(
+        f"  - {{name: r{n}, data: {{path: a}}, model: {{name: m}}, algorithm: {{kind: z{n}}}}}\n" for n in range(300)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_a_file_with_very_many_problems_of_any_kind_is_told_the_first_hundred(tmp_path, what):
+    path = tmp_path / "config.yaml"
+    path.write_text(MANY[what])
+    with pytest.raises(ConfigError) as caught:
+        Experiment.from_yaml(path).check()
+    lines = str(caught.value).splitlines()
+    assert len([line for line in lines if line.startswith("  ")]) == explain.MOST_PROBLEMS + 1 and len(lines) <= 105
+    assert "more problems" in str(caught.value)

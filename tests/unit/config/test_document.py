@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from evsys_sdk.config.document import parse_document, parse_value, read_document, show_path, split_path
+from evsys_sdk.config.yaml_io import parse_document, parse_value, read_document
 from evsys_sdk.errors import ConfigError
+from evsys_sdk.explain import show_path, split_path
 
 
 @pytest.mark.parametrize(

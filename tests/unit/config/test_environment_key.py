@@ -6,13 +6,14 @@ import json
 
 import pytest
 
+from evsys_sdk.checks.preflight import validate_yaml
 from evsys_sdk.config.metadata import BenchmarkEntry
 from evsys_sdk.errors import ConfigError
-from evsys_sdk.preflight import validate_yaml
+from evsys_sdk.eval.benchmark import BenchmarkLoader
 from evsys_sdk.protocols import EnvironmentSpec
-from evsys_sdk.rollout import environment_checks
-from evsys_sdk.rollout.engine import RolloutEngine
-from evsys_sdk.running.scoring import Scoring
+from evsys_sdk.rollout import requirements
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.run.evals import RunEvals
 
 TASK = {"task_id": "t", "instruction": "?", "verifier": {"fn_name": "exact_match", "expected": "red"}}
 CONFIG = """
@@ -39,9 +40,9 @@ def config(tmp_path, monkeypatch):
         file.write_text(CONFIG.format(benchmark=benchmark, training=training))
         return file
 
-    environment_checks.kind_problem.cache_clear()
+    requirements.kind_problem.cache_clear()
     yield written
-    environment_checks.kind_problem.cache_clear()
+    requirements.kind_problem.cache_clear()
 
 
 def test_the_kind_alone_is_short_for_a_block():
@@ -53,7 +54,7 @@ def test_the_kind_alone_is_short_for_a_block():
 
 def test_an_entry_is_scored_in_its_own_environment(config):
     checked = validate_yaml(config())
-    scoring = Scoring(config=checked, engine=RolloutEngine(), seed=0)
+    scoring = RunEvals(config=checked, benchmarks=BenchmarkLoader(checked), engine=HarborRolloutEngine(), seed=0)
     docker = BenchmarkEntry(name="b", environment="docker", n_concurrent=2)
     engine = scoring._engine(docker, "b")
     assert (engine.settings.environment.kind, engine.concurrency) == ("docker", 2)

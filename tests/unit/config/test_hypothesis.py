@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from evsys_sdk.config.document import Document
-from evsys_sdk.config.files import parse_config, plain
+from evsys_sdk.config.load import parse_config, plain
 from evsys_sdk.config.metadata import Hypothesis, Metadata
-from evsys_sdk.config.models import ExperimentConfig
-from evsys_sdk.config.schema import described_schema
+from evsys_sdk.config.schema import ExperimentConfig
+from evsys_sdk.config.yaml_io import Document
 from evsys_sdk.errors import ConfigError
+from evsys_sdk.explain import described_schema
 
 RUN = {"name": "r", "data": {"path": "d.jsonl"}, "model": {"name": "m"}, "algorithm": {"kind": "sft"}}
 TYPED = {

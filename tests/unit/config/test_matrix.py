@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.config.matrix import slug
-from evsys_sdk.config.models import ExperimentConfig, MatrixSpec
+from evsys_sdk.config.load import plain
+from evsys_sdk.config.schema import ExperimentConfig, MatrixSpec
+from evsys_sdk.config.sweep import expanded, slug
 from evsys_sdk.errors import ConfigError
 
 INSIDE = """
@@ -58,6 +59,11 @@ def test_cells_do_not_share_their_settings(load):
     first, second, *_ = load(BESIDE).all_runs()
     first.algorithm.params["learning_rate"] = 9
     assert second.algorithm.params["learning_rate"] == 1e-4
+
+
+@pytest.mark.parametrize("text", [INSIDE, BESIDE])
+def test_an_expanded_matrix_is_written_as_its_runs_alone(load, text):
+    assert set(plain(expanded(load(text)))) == {"name", "runs"}
 
 
 def test_a_matrix_made_in_python_expands_too():

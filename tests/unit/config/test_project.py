@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from evsys_sdk.config.files import load_yaml
+from evsys_sdk.config.load import load_yaml
 from evsys_sdk.config.project import import_extensions, project_root
 from evsys_sdk.errors import ConfigError
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from evsys_sdk.config.document import Document
-from evsys_sdk.config.files import parse_config
-from evsys_sdk.config.project_code import project_files
+from evsys_sdk.config.load import parse_config
+from evsys_sdk.config.project import project_files
+from evsys_sdk.config.yaml_io import Document
 
 RUN = {"name": "r", "data": {"path": "p"}, "model": {"name": "m"}, "algorithm": {"kind": "sft"}}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.config.document import parse_document
-from evsys_sdk.config.files import dump_yaml, load_yaml, parse_config
-from evsys_sdk.config.search import combinations, count_trials, trial_run
+from evsys_sdk.config.load import dump_yaml, load_yaml, parse_config
+from evsys_sdk.config.sweep import combinations, count_trials, trial_run
+from evsys_sdk.config.yaml_io import parse_document
 from evsys_sdk.errors import ConfigError
 
 BASE = """\

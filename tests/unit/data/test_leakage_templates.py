@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from evsys_sdk.data.leakage import Suite, audit_rows, audit_suites, plain
+from evsys_sdk.contamination.audit import Suite, audit_rows, audit_suites, plain
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 
 NAMES = ["Tom", "Ann", "Bob", "Eva", "Max", "Lea", "Jan", "Ida"]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from evsys_sdk.config.base import TransformSpec
-from evsys_sdk.config.models import DataConfig
 from evsys_sdk.config.reading import forget, settings_of, unread
+from evsys_sdk.config.schema import DataConfig
 from evsys_sdk.data.rows import build_transforms, collector_paused, load_rows
 from evsys_sdk.data.stores import InMemoryDataStore, LocalDataStore
 from evsys_sdk.data.transforms import Dedupe, Filter, Identity, JsonlToChat

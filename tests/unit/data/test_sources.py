@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from evsys_sdk.config.models import DataConfig
-from evsys_sdk.config.reading import unread
+from evsys_sdk.config.schema import DataConfig
 from evsys_sdk.data.sources import as_rows, find_path, open_source
 from evsys_sdk.data.stores import InMemoryDataStore, LocalDataStore
 from evsys_sdk.errors import DataError, MissingDependency
@@ -131,13 +130,6 @@ def test_a_dataset_is_pulled_from_the_workspace_whatever_the_store(tmp_path: Pat
 def test_a_dataset_without_workspace_says_what_to_do() -> None:
     with pytest.raises(DataError, match=r"'sft_overdose'.*give `path`"):
         open_source(DataConfig(dataset_id="sft_overdose"), store=InMemoryDataStore())
-
-
-def test_settings_that_the_source_does_not_need_stay_unread(tmp_path: Path) -> None:
-    write_lines(tmp_path / "train.jsonl")
-    config = DataConfig(path="train.jsonl", hf_split="test", rows=[])
-    open_source(config, store=LocalDataStore(root=str(tmp_path)))
-    assert list(unread(config)) == ["rows", "hf_split"]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from evsys_sdk.config.models import DataConfig
+from evsys_sdk.config.schema import DataConfig
 from evsys_sdk.data.rows import load_rows
 from evsys_sdk.data.stores import InMemoryDataStore, LocalDataStore
 from evsys_sdk.errors import DataError, MissingDependency
@@ -45,8 +45,10 @@ def test_tabs_and_packed_files_are_read_by_their_names(tmp_path: Path) -> None:
         (b"a,\n1,2\n", [":1:", "without a name"]),
         (b"a;b\n1;2\n", [":1:", "one column", "commas"]),
         (b"", ["is empty"]),
-        (b'a\n"x\n', ["not valid CSV"]),
-        (b"a\n\xff\n", ["not valid CSV in UTF-8"]),
+        (b'a\n"x\n', ["rows.csv:2: not valid CSV"]),
+        (b'a\nx\n"y"z\nx\n', ["rows.csv:3: not valid CSV"]),
+        (b"a\n\xff\n", ["rows.csv:2: not valid CSV in UTF-8"]),
+        (b"a\r\n" + b"row\r\n" * 9000 + b"caf\xe9\r\n", ["rows.csv:9002: not valid CSV in UTF-8"]),
     ],
 )
 def test_a_csv_file_that_cannot_be_read_is_named_with_its_line(tmp_path: Path, text: bytes, words: list[str]) -> None:
@@ -109,3 +111,28 @@ def test_a_csv_file_can_be_added_to_the_workspace(tmp_path: Path) -> None:
     entry = workspace.add(tmp_path / "rows.csv", name="sums")
     assert entry.n_rows == 1
     assert workspace.path(entry).read_text() == '{"question": "1+1?", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("transform", "row", "column", "what"),
+    [
+        ({"kind": "jsonl_to_chat"}, "say b,", "completion", "no answer"),
+        ({"kind": "jsonl_to_chat"}, ",no", "prompt", "nothing to ask"),
+        ({"kind": "to_harbor_task"}, "say b,", "completion", "no right answer"),
+        ({"kind": "to_harbor_task"}, ",no", "prompt", "nothing to do"),
+    ],
+)
+def test_an_empty_cell_is_named_by_row_and_column_with_what_to_do(tmp_path, transform, row, column, what):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"prompt,completion\nsay a,yes\n{row}\n")
+
+    def load(*transforms: Any) -> list[dict[str, Any]]:
+        config = DataConfig.model_validate({"source_kind": "csv", "path": str(path), "transforms": transforms})
+        return load_rows(config, store=LocalDataStore()).rows
+
+    with pytest.raises(DataError) as caught:
+        load(transform)
+    drop = f"fill it, or drop such rows first with {{kind: filter, params: {{key: {column}, exists: true}}}}"
+    assert f"row 1 (counting from 0) has {what}: its column {column!r} is empty (null); {drop}" in str(caught.value)
+    keep = {"kind": "filter", "params": {"key": column, "exists": True}}
+    assert len(load(keep, transform)) == 1

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evsys_sdk.data.columns import MissingKey
-from evsys_sdk.data.templates import compile_template
+from evsys_sdk.data.columns import MissingKey, compile_template
 
 ROW = {
     "query": "flights",

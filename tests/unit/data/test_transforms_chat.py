@@ -59,6 +59,28 @@ def test_a_system_prompt_comes_first_and_is_plain_text() -> None:
     assert chat(ROW, system_prompt='Answer as {"tool": ...}.')[0] == ("system", 'Answer as {"tool": ...}.')
 
 
+CHAT_COLUMNS = {
+    "prompt": [{"role": "system", "content": "old"}, {"role": "user", "content": "2+2?"}],
+    "completion": [{"role": "assistant", "content": "4"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "params", "texts"),
+    [
+        (CHAT_COLUMNS, {}, ["old", "2+2?", "4"]),
+        (CHAT_COLUMNS, {"system_prompt": "new"}, ["new", "2+2?", "4"]),
+        (CHAT_COLUMNS, {"prompt_only": True}, ["old", "2+2?"]),
+        (CHAT_COLUMNS, {"assistant_template": "four"}, ["old", "2+2?", "four"]),
+        (CHAT_COLUMNS | {"completion": "4"}, {}, ["old", "2+2?", "4"]),
+        ({"prompt": {"role": "user", "content": "2+2?"}, "completion": {"role": "assistant", "content": "4"}}, {},
+         ["2+2?", "4"]),
+    ],
+)  # fmt: skip
+def test_columns_of_messages_are_turns_and_not_json_text(row: Any, params: Any, texts: list[str]) -> None:
+    assert [content for _, content in chat(row, **params)] == texts
+
+
 def test_a_row_with_messages_passes_as_it_is() -> None:
     row = {"messages": [{"role": "user", "content": "hi"}], "query": "q"}
     (out,) = JsonlToChat()([row])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from evsys_sdk.algorithms.dpo import read_preferences
 from evsys_sdk.data.transforms import AlpacaToChat, SharegptToChat, ToPlainText, ToPreference
 from evsys_sdk.errors import DataError
-from evsys_sdk.training.preferences import read_preferences
 
 
 def said(row: dict[str, Any]) -> list[tuple[str, str]]:
@@ -133,6 +133,16 @@ PAIRS = {
         "conversations": [{"from": "human", "value": "2+2?"}],
         "chosen": {"from": "gpt", "value": "4"},
         "rejected": {"from": "gpt", "value": "5"},
+    },
+    "a prompt of messages": {
+        "prompt": [{"role": "system", "content": "Be wrong."}, {"role": "user", "content": "2+2?"}],
+        "chosen": [{"role": "assistant", "content": "4"}],
+        "rejected": [{"role": "assistant", "content": "5"}],
+    },
+    "content blocks": {
+        "prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}],
+        "chosen": [{"role": "assistant", "content": [{"type": "text", "text": "4"}]}],
+        "rejected": [{"role": "assistant", "content": [{"type": "text", "text": "5"}]}],
     },
     "openai": {
         "input": {"messages": [{"role": "user", "content": "2+2?"}]},

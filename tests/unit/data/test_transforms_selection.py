@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from evsys_sdk import patterns
 from evsys_sdk.data.transforms import Dedupe, Filter
 from evsys_sdk.errors import DataError
 
@@ -110,3 +114,33 @@ def test_a_value_that_cannot_be_compared_is_an_error(condition: dict[str, Any], 
 def test_a_filter_that_makes_no_sense_is_refused(params: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         Filter(**params)
+
+
+def test_a_regex_that_backtracks_for_ever_is_an_error_that_names_the_row() -> None:
+    """In a process of its own: without a limit it holds Python, and a test cannot end it."""
+    script = """
+from evsys_sdk import patterns
+from evsys_sdk.data.transforms import Filter
+from evsys_sdk.errors import DataError
+patterns.PATTERN_SECONDS = 0.5
+try:
+    Filter(key="v", regex=r"(a+)+$")([{"v": "baaa"}, {"v": "a" * 60 + "!"}])
+except DataError as exc:
+    print(exc)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert told.stdout == (
+        "filter: row 1 (counting from 0) cannot be matched with regex: the pattern '(a+)+$' took longer than "
+        "0.5 seconds on a text of 61 characters; write it without repeats inside repeats\n"
+    ), told.stderr
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"^\s*(\w+\s?)+:", r"\d"])
+def test_a_regex_keeps_the_same_rows_in_the_process_and_beside_it(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = ["baaa", "a b", "key word: 1", "", "é\u2028a", "\ud800a", "a\n"]
+    expected = [index for index, value in enumerate(values) if re.search(pattern, value)]
+    for most in (0, patterns.QUICK_STEPS):
+        monkeypatch.setattr(patterns, "QUICK_STEPS", most)
+        assert kept(Filter(key="v", regex=pattern), values) == expected

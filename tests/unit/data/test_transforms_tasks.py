@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from evsys_sdk.data.transforms import ToHarborTask, ToPromptExample
-from evsys_sdk.data_types import HarborTask, InProcessVerifier, PromptExample, detect_format, from_dict
+from evsys_sdk.data_types import HarborTask, InProcessVerifier, PromptExample, detect_format, from_dict, task_messages
 from evsys_sdk.errors import DataError
 
 ROW = {"query": "weather?", "tool_slug": "WEATHER", "toolkit": "w", "metadata": {"source": "log"}}
@@ -27,6 +27,19 @@ def test_a_task_follows_from_known_columns() -> None:
     assert made.instruction == "weather?"
     assert made.verifier == InProcessVerifier(fn_name="exact_match", expected="WEATHER")
     assert made.metadata == {"query": "weather?", "tool_slug": "WEATHER", "toolkit": "w", "source": "log"}
+
+
+def test_a_prompt_of_messages_is_the_question_behind_its_history() -> None:
+    """The form in which verl and TRL keep prompts; the answer may be a message as well."""
+    before = [{"role": "system", "content": "Be brief."}]
+    prompt = [*before, {"role": "user", "content": "2+2?"}]
+    made = task({"prompt": prompt, "completion": [{"role": "assistant", "content": "4"}]})
+    assert made.instruction == "2+2?" and made.verifier == InProcessVerifier(fn_name="exact_match", expected="4")
+    assert task_messages(made) == prompt
+    alone = task({"prompt": prompt[1:], "answer": "4"})
+    assert "history" not in alone.metadata and alone.task_id != made.task_id
+    with pytest.raises(DataError, match=r"row 0 .*last message is the assistant's"):
+        task({"prompt": [*prompt, {"role": "assistant", "content": "4"}], "answer": "4"})
 
 
 def test_templates_and_keys_say_what_is_asked_and_expected() -> None:

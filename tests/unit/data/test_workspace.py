@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evsys_sdk.data import manifest as manifest_module
-from evsys_sdk.data.manifest import Kind, Manifest
+from evsys_sdk.data.manifest import DatasetManifest, Kind
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import DataError, WorkspaceError
 
@@ -32,7 +32,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def added(workspace: Workspace, tmp_path: Path) -> Manifest:
+def added(workspace: Workspace, tmp_path: Path) -> DatasetManifest:
     return workspace.add(write_jsonl(tmp_path / "sums.jsonl", ROWS), name="sums")
 
 
@@ -41,8 +41,8 @@ def overwrite(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def edit_manifest(workspace: Workspace, entry: Manifest, **changes: Any) -> None:
-    path = workspace.shelf(entry.kind).manifest_path(entry.id)
+def edit_manifest(workspace: Workspace, entry: DatasetManifest, **changes: Any) -> None:
+    path = workspace.versions(entry.kind).manifest_path(entry.id)
     data = json.loads(path.read_text())
     overwrite(path, json.dumps({**data, **changes}).encode())
 
@@ -96,7 +96,7 @@ def test_looking_creates_nothing(workspace: Workspace) -> None:
 # --- adding
 
 
-def test_an_added_file_is_described_by_its_manifest(added: Manifest, workspace: Workspace) -> None:
+def test_an_added_file_is_described_by_its_manifest(added: DatasetManifest, workspace: Workspace) -> None:
     stored = workspace.root / "datasets" / f"{added.id}.jsonl"
     digest = hashlib.sha256(stored.read_bytes()).hexdigest()
     assert added.id == f"sums-v1-{digest[:8]}"
@@ -122,18 +122,20 @@ def test_an_added_file_is_described_by_its_manifest(added: Manifest, workspace: 
     }
 
 
-def test_stored_files_are_read_only(added: Manifest, workspace: Workspace) -> None:
+def test_stored_files_are_read_only(added: DatasetManifest, workspace: Workspace) -> None:
     folder = workspace.root / "datasets"
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir() if p.name != ".lock"}
     assert modes == {f"{added.id}.jsonl": 0o444, f"{added.id}.manifest.json": 0o444}
 
 
-def test_rows_come_out_as_they_went_in(added: Manifest, workspace: Workspace) -> None:
+def test_rows_come_out_as_they_went_in(added: DatasetManifest, workspace: Workspace) -> None:
     lines = workspace.pull_dataset("sums").read_text().splitlines()
     assert [json.loads(line) for line in lines] == ROWS
 
 
-def test_the_same_content_again_is_the_same_version(added: Manifest, workspace: Workspace, tmp_path: Path) -> None:
+def test_the_same_content_again_is_the_same_version(
+    added: DatasetManifest, workspace: Workspace, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes((tmp_path / "sums.jsonl").read_bytes().replace(b"\n", b"\r\n\n"))
     assert workspace.add(copy, name="sums") == added
@@ -141,7 +143,7 @@ def test_the_same_content_again_is_the_same_version(added: Manifest, workspace: 
 
 
 def test_other_content_is_the_next_version_and_the_name_means_it(
-    added: Manifest, workspace: Workspace, tmp_path: Path
+    added: DatasetManifest, workspace: Workspace, tmp_path: Path
 ) -> None:
     second = workspace.add(write_jsonl(tmp_path / "more.jsonl", ROWS[:2]), name="sums")
     assert second.version == 2
@@ -238,12 +240,14 @@ def test_a_name_that_could_not_be_found_again_is_refused(name: str, workspace: W
         workspace.add(write_jsonl(tmp_path / "x.jsonl", ROWS), name=name)
 
 
-def test_two_names_that_make_the_same_id_are_refused(added: Manifest, workspace: Workspace, tmp_path: Path) -> None:
+def test_two_names_that_make_the_same_id_are_refused(
+    added: DatasetManifest, workspace: Workspace, tmp_path: Path
+) -> None:
     with pytest.raises(WorkspaceError, match="would share its ids with 'sums'"):
         workspace.add(tmp_path / "sums.jsonl", name="Sums")
 
 
-def test_parents_are_recorded_by_id(added: Manifest, workspace: Workspace, tmp_path: Path) -> None:
+def test_parents_are_recorded_by_id(added: DatasetManifest, workspace: Workspace, tmp_path: Path) -> None:
     child = workspace.add(
         write_jsonl(tmp_path / "c.jsonl", ROWS[:1]), name="child", parents=["sums"], transforms=["head"], note="short"
     )
@@ -251,7 +255,7 @@ def test_parents_are_recorded_by_id(added: Manifest, workspace: Workspace, tmp_p
     assert (child.lineage.parents, child.lineage.transforms, child.lineage.note) == ((added.id,), ("head",), "short")
 
 
-def test_a_parent_that_does_not_exist_is_refused(added: Manifest, workspace: Workspace, tmp_path: Path) -> None:
+def test_a_parent_that_does_not_exist_is_refused(added: DatasetManifest, workspace: Workspace, tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match=r"no dataset 'sumz'.*closest: sums"):
         workspace.add(tmp_path / "sums.jsonl", name="child", parents=["sumz"])
 
@@ -259,13 +263,13 @@ def test_a_parent_that_does_not_exist_is_refused(added: Manifest, workspace: Wor
 # --- pulling without a source
 
 
-def test_a_miss_names_what_there_is_and_the_next_command(added: Manifest, workspace: Workspace) -> None:
+def test_a_miss_names_what_there_is_and_the_next_command(added: DatasetManifest, workspace: Workspace) -> None:
     with pytest.raises(WorkspaceError) as caught:
         workspace.pull_dataset("sum")
     assert "closest: sums; known: sums\nnext: evsys data add PATH --name sum" in str(caught.value)
 
 
-def test_a_miss_that_exists_as_the_other_kind_says_so(added: Manifest, workspace: Workspace) -> None:
+def test_a_miss_that_exists_as_the_other_kind_says_so(added: DatasetManifest, workspace: Workspace) -> None:
     with pytest.raises(WorkspaceError, match="there is a dataset of that name"):
         workspace.pull_benchmark("sums")
 
@@ -301,7 +305,7 @@ def drop_last_row(path: Path) -> None:
 )
 @pytest.mark.parametrize("by", ["id", "name"])
 def test_a_damaged_file_is_never_handed_out(
-    by: str, damage: Any, said: str, added: Manifest, workspace: Workspace
+    by: str, damage: Any, said: str, added: DatasetManifest, workspace: Workspace
 ) -> None:
     workspace.pull_dataset("sums")
     damage(workspace.path(added))
@@ -324,7 +328,7 @@ def test_a_damaged_file_is_never_handed_out(
     ],
 )
 def test_a_manifest_that_does_not_vouch_is_not_believed(
-    changes: dict[str, Any], said: str, added: Manifest, workspace: Workspace
+    changes: dict[str, Any], said: str, added: DatasetManifest, workspace: Workspace
 ) -> None:
     edit_manifest(workspace, added, **changes)
     with pytest.raises(WorkspaceError) as caught:
@@ -333,22 +337,22 @@ def test_a_manifest_that_does_not_vouch_is_not_believed(
 
 
 @pytest.mark.parametrize("ref", ["sums", "the id"])
-def test_data_without_a_manifest_is_half_written(ref: str, added: Manifest, workspace: Workspace) -> None:
-    workspace.shelf("dataset").manifest_path(added.id).unlink()
+def test_data_without_a_manifest_is_half_written(ref: str, added: DatasetManifest, workspace: Workspace) -> None:
+    workspace.versions("dataset").manifest_path(added.id).unlink()
     with pytest.raises(WorkspaceError, match="no manifest, so it was never finished"):
         workspace.pull_dataset(added.id if ref == "the id" else ref)
     assert workspace.list() == [] and [fault.id for fault in workspace.unusable()] == [added.id]
 
 
-def test_a_manifest_that_is_no_json_is_told(added: Manifest, workspace: Workspace) -> None:
-    overwrite(workspace.shelf("dataset").manifest_path(added.id), b'{"id": "su')
+def test_a_manifest_that_is_no_json_is_told(added: DatasetManifest, workspace: Workspace) -> None:
+    overwrite(workspace.versions("dataset").manifest_path(added.id), b'{"id": "su')
     with pytest.raises(WorkspaceError, match="its manifest cannot be read"):
         workspace.pull_dataset(added.id)
 
 
 @pytest.mark.parametrize("damage", [tamper, truncate, Path.unlink])
 def test_adding_the_original_again_repairs_the_version(
-    damage: Any, added: Manifest, workspace: Workspace, tmp_path: Path
+    damage: Any, added: DatasetManifest, workspace: Workspace, tmp_path: Path
 ) -> None:
     damage(workspace.path(added))
     assert workspace.add(tmp_path / "sums.jsonl", name="sums") == added
@@ -356,7 +360,7 @@ def test_adding_the_original_again_repairs_the_version(
 
 
 def test_adding_again_repairs_a_manifest_with_a_wrong_count(
-    added: Manifest, workspace: Workspace, tmp_path: Path
+    added: DatasetManifest, workspace: Workspace, tmp_path: Path
 ) -> None:
     edit_manifest(workspace, added, rows=99)
     assert workspace.add(tmp_path / "sums.jsonl", name="sums") == added
@@ -364,7 +368,7 @@ def test_adding_again_repairs_a_manifest_with_a_wrong_count(
 
 
 def test_a_name_whose_newest_version_is_broken_is_refused_and_the_older_still_has_its_id(
-    added: Manifest, workspace: Workspace, tmp_path: Path
+    added: DatasetManifest, workspace: Workspace, tmp_path: Path
 ) -> None:
     second = workspace.add(write_jsonl(tmp_path / "more.jsonl", ROWS[:2]), name="sums")
     tamper(workspace.path(second))
@@ -373,12 +377,12 @@ def test_a_name_whose_newest_version_is_broken_is_refused_and_the_older_still_ha
     assert workspace.get(added.id) == added
 
 
-def test_a_broken_version_keeps_its_number(added: Manifest, workspace: Workspace, tmp_path: Path) -> None:
+def test_a_broken_version_keeps_its_number(added: DatasetManifest, workspace: Workspace, tmp_path: Path) -> None:
     tamper(workspace.path(added))
     assert workspace.add(write_jsonl(tmp_path / "more.jsonl", ROWS[:2]), name="sums").version == 2
 
 
-def test_listing_tells_sound_from_unusable(added: Manifest, workspace: Workspace, tmp_path: Path) -> None:
+def test_listing_tells_sound_from_unusable(added: DatasetManifest, workspace: Workspace, tmp_path: Path) -> None:
     short = workspace.add(write_jsonl(tmp_path / "b.jsonl", ROWS[:1]), name="b")
     bench = workspace.add(write_jsonl(tmp_path / "t.jsonl", [TASK]), name="a", kind="benchmark")
     truncate(workspace.path(short))
@@ -390,18 +394,18 @@ def test_listing_tells_sound_from_unusable(added: Manifest, workspace: Workspace
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One entry for each time a stored file is read in full."""
     seen: list[Any] = []
-    real = manifest_module._measure
+    real = manifest_module.Contents
 
-    def counting(handle: Any) -> Any:
-        seen.append(handle)
-        return real(handle)
+    def counting(**fields: Any) -> Any:  # made once for each file that is read to its end
+        seen.append(fields)
+        return real(**fields)
 
-    monkeypatch.setattr(manifest_module, "_measure", counting)
+    monkeypatch.setattr(manifest_module, "Contents", counting)
     return seen
 
 
 def test_repeated_pulls_read_the_file_once(
-    added: Manifest, workspace: Workspace, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+    added: DatasetManifest, workspace: Workspace, reads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest_module, "_STAMPS_SETTLE_NS", -1)
     for _ in range(5):
@@ -412,7 +416,9 @@ def test_repeated_pulls_read_the_file_once(
         workspace.pull_dataset("sums")
 
 
-def test_a_file_written_a_moment_ago_is_read_each_time(added: Manifest, workspace: Workspace, reads: list[Any]) -> None:
+def test_a_file_written_a_moment_ago_is_read_each_time(
+    added: DatasetManifest, workspace: Workspace, reads: list[Any]
+) -> None:
     for _ in range(2):
         workspace.pull_dataset("sums")
     assert len(reads) == 2

@@ -52,7 +52,7 @@ def start(code: str, folder: Path, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(check: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(check: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline, "it did not happen"
@@ -63,7 +63,7 @@ def answers(children: list[subprocess.Popen[str]], folder: Path) -> list[str]:
     """What the children print when let go together."""
     wait_for(lambda: len(list(folder.glob("ready-*"))) == len(children))
     (folder / "go").touch()
-    results = [child.communicate(timeout=60) for child in children]
+    results = [child.communicate(timeout=300) for child in children]
     assert [child.returncode for child in children] == [0] * len(children), results
     return [out.strip() for out, _ in results]
 
@@ -119,7 +119,7 @@ def test_a_killed_pull_leaves_nothing_that_is_trusted(killed: Path) -> None:
 def test_a_killed_pull_does_not_block_the_next_one(killed: Path) -> None:
     (killed / "go").touch()
     child = start(PULL, killed, "again")
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     assert len(Path(out.strip()).read_text().splitlines()) == 50
     assert stored(killed) == ["d-1.jsonl", "d-1.manifest.json"]
@@ -129,14 +129,14 @@ def test_a_death_between_data_and_manifest_is_not_trusted(tmp_path: Path) -> Non
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
     code = """
 import os, pathlib, signal, sys
-from evsys_sdk.data import shelf
+from evsys_sdk.data import workspace
 from evsys_sdk.data.workspace import Workspace
-shelf.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+workspace.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 folder = pathlib.Path(sys.argv[1])
 Workspace(folder / ".evsys").add(folder / "rows.jsonl", name="sums")
 """
     child = start(code, tmp_path)
-    child.communicate(timeout=30)
+    child.communicate(timeout=300)
     assert child.returncode == -signal.SIGKILL
     workspace = Workspace(tmp_path / ".evsys")
     assert [name.rpartition(".")[2] for name in stored(tmp_path)] == ["jsonl"]

@@ -35,7 +35,7 @@ def test_a_level_includes_the_stricter_ones():
     assert MATCHER.matches("WRITE_MAIL", "SEND_MAIL", level="secondary")
 
 
-def test_a_mapping_goes_one_way_and_a_group_all_ways():
+def test_a_mapping_resumese_way_and_a_group_all_ways():
     assert MATCHER.match("SEND_MAIL", "MAIL_SEND") is None
     grouped = AliasMatcher([["A", "B", "C"], ["D"]])
     assert [grouped.match(one, "A") for one in "ABCD"] == ["exact", "alias", "alias", None]

@@ -10,7 +10,9 @@ import pytest
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import DataError, EvsysError, UnknownKind
 from evsys_sdk.eval.benchmark import Benchmark, sampling_problem, task_problems
+from evsys_sdk.eval.evaluate import WeightsModel
 from evsys_sdk.protocols import Rollout, Turn
+from evsys_sdk.training_api import SamplingParams
 
 
 def row(task_id="t1", fn_name="exact_match", expected="yes", **more) -> dict:
@@ -42,8 +44,9 @@ class ScriptedEngine:
         return Rollout(task_id=task_id, turns=[turn], reward=reward)
 
 
-async def score(benchmark, engine, **options):
-    return await benchmark.score(engine=engine, sampler=None, renderer=None, seed=1, **options)
+async def score(benchmark, engine, *, max_tokens=256, temperature=1.0, **options):
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1)
+    return await benchmark.score(WeightsModel(engine=engine, sampler=None, renderer=None, sampling=sampling), **options)
 
 
 def test_a_directory_with_a_tasks_file_is_a_benchmark_and_so_is_the_file(tmp_path):
@@ -173,7 +176,7 @@ def test_what_moved_between_files_changes_the_hash(tmp_path):
 
 
 def test_task_directories_that_share_an_id_stay_distinct_and_a_tasks_own_files_are_no_tasks(tmp_path):
-    from evsys_sdk.task_dirs import write_task
+    from evsys_sdk.rollout.task_dirs import write_task
 
     task = HarborTask(task_id="t", instruction="x", verifier=InProcessVerifier(fn_name="exact_match", expected="y"))
     for name in ("one", "two"):

@@ -18,7 +18,7 @@ from evsys_sdk.eval import (
     format_summary_markdown,
     load_eval_dataset,
 )
-from evsys_sdk.eval.statistics import wilson_interval
+from evsys_sdk.stats.intervals import wilson_interval
 
 ROWS = [
     {"id": "a", "prompt": "mail", "tool_slug": "SEND_MAIL"},

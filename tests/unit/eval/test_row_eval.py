@@ -112,7 +112,7 @@ async def test_a_verifier_that_hangs_is_an_error_after_a_while(monkeypatch):
     verifiers.names()
     monkeypatch.setattr(verifiers, "entries", dict(verifiers.entries))
     opened = threading.Event()
-    verifiers.register("hangs")(lambda output, expected, params: float(opened.wait(60)))
+    verifiers.register("hangs")(lambda output, expected, params: float(opened.wait(300)))
     row = {"task_id": "t", "instruction": "Capital?", "verifier": {"kind": "in_process", "fn_name": "hangs"}}
     result = await scored([row], Client(), "mean_reward")
     opened.set()

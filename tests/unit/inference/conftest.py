@@ -119,7 +119,7 @@ class StandIn:
 
             def _play(self, step, body):
                 if step == "hang":
-                    stand_in.released.wait(20)
+                    stand_in.released.wait(300)
                 elif step == "trickle":
                     self._trickle()
                 elif step == "drop":

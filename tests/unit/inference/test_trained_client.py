@@ -8,7 +8,7 @@ from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.errors import ConfigError, EvsysError
 from evsys_sdk.registry import inference, schema_for
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
 
 RENDERER = ChatRenderer(ByteTokenizer())
 

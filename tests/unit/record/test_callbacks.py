@@ -4,6 +4,7 @@ import csv
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,26 @@ def test_early_stopping_follows_a_validation_score_upwards(make_ctx: MakeCtx) ->
     assert callback.stop_reason("r0") == "val/tools/pass@1 did not improve in 1 observations (best 0.4 at step 15)"
 
 
+@pytest.mark.parametrize(("metric", "in_loop", "watched"), [
+    ("tokens", ["val/tools/pass@1"], "steps"),
+    ("train/tokens", ["val/tools/tokens"], "steps"),
+    ("train.tokens", ["val/tools/tokens"], "steps"),
+    ("tokens", ["val/tools/tokens"], "scores"),
+    ("val/tools/tokens", ["val/tools/tokens"], "scores"),
+])  # fmt: skip
+def test_early_stopping_watches_a_listed_score_before_the_number_of_a_step(
+    make_ctx: MakeCtx, metric: str, in_loop: list[str], watched: str
+) -> None:
+    callback, ctx = EarlyStopping(metric=metric, patience=1), make_ctx()
+    metadata = SimpleNamespace(in_loop_scores=in_loop)
+    callback.on_experiment_start(SimpleNamespace(config=SimpleNamespace(metadata=metadata)))
+    for step, tokens in ((5, 10.0), (10, 20.0)):  # a step's get worse, a benchmark's better
+        callback.on_step(ctx, step, {"tokens": tokens})
+        score = Score(metric="tokens", value=-tokens)
+        callback.on_eval(ctx, EvalResult(name="tools", split="val", step=step, scores=[score]))
+    assert (callback.stop_reason("r0") is not None) == (watched == "steps")
+
+
 def test_early_stopping_keeps_runs_apart(make_ctx: MakeCtx) -> None:
     callback = EarlyStopping(patience=1)
     for loss in (1.0, 2.0):
@@ -199,6 +220,6 @@ def test_progress_is_a_line_on_stderr_every_so_many_steps(
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [f"r0  step {n}/5  loss 0.3333  lr 1e-05" for n in (2, 4, 5)]
     assert captured.out == ""
-    ctx.retelling = True
+    ctx.replaying = True
     callback.on_step(ctx, 2, {"loss": 1.0})
     assert capsys.readouterr().err == "", "what an earlier attempt printed is not printed again"

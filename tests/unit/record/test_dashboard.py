@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evsys_sdk.errors import DashboardClientError, EvsysAuthError, EvsysError
-from evsys_sdk.record.dashboard import DashboardClient, ExperimentRun
+from evsys_sdk.record.dashboard.client import DashboardClient, ExperimentRun
 
 Environ = dict[str, str]
 
@@ -203,7 +203,7 @@ def test_finish_says_what_is_left_and_where(
 
 KILLED = """
 import sys, time
-from evsys_sdk.record.dashboard import DashboardClient
+from evsys_sdk.record.dashboard.client import DashboardClient
 client = DashboardClient()
 run = client.create_generation(client.create_experiment("exp"), generation_id="g")
 for step in range(300):
@@ -251,8 +251,10 @@ def test_two_clients_of_one_mirror_keep_out_of_each_others_way(dashboard: Any, e
 
 
 def test_a_script_that_forgets_to_finish_still_delivers(dashboard: Any, environ: Environ) -> None:
-    code = "from evsys_sdk.record.dashboard import DashboardClient as C; C().log_step_metric('g', 1, {'loss': 1.0})"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, **environ}, check=True, timeout=60)
+    code = (
+        "from evsys_sdk.record.dashboard.client import DashboardClient as C; C().log_step_metric('g', 1, {'loss': 1.0})"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **environ}, check=True, timeout=300)
     assert len(dashboard.items("steps")) == 1
 
 
@@ -274,7 +276,7 @@ def test_the_example_of_the_reference(dashboard: Any, environ: Environ) -> None:
 
 
 @pytest.mark.parametrize(("error", "status"), [(RuntimeError("boom"), "failed"), (KeyboardInterrupt(), "cancelled")])
-def test_an_exception_is_recorded_and_goes_on(
+def test_an_exception_is_recorded_and_resumes(
     dashboard: Any, environ: Environ, error: BaseException, status: str
 ) -> None:
     with DashboardClient(environ=environ) as client:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
-from evsys_sdk.record.finished import JournalledRollouts, retold, to_data_without
-from evsys_sdk.record.journal import Journal
+from evsys_sdk.record.journal import Journal, JournalledRollouts, read_eval, to_data_without
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_bad_luck_is_tried_again_and_an_agent_that_failed_is_not(journal, status
     assert again.find("a", 0) is None and again.find("b", 0) is not None
 
 
-def test_rollouts_after_a_checkpoint_that_training_goes_on_from_are_void(journal):
+def test_rollouts_after_a_checkpoint_that_training_resumes_from_are_void(journal):
     JournalledRollouts(journal, "val/10", at=10).add("a", 0, rollout())
     JournalledRollouts(journal, "val/5", at=5).add("a", 0, rollout())
     journal.supersede(after=5)
@@ -57,4 +56,4 @@ def test_a_finished_evaluation_is_retold_with_every_rollout_in_its_order(journal
     kept.add("b", 0, tries[0])
     data = to_data_without(result, kept)
     assert data["rollouts"] == []
-    assert retold(data, journal) == result
+    assert read_eval(data, journal) == result

@@ -12,8 +12,8 @@ import pytest
 
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.protocols import EvalResult, Rollout, Score, Turn
-from evsys_sdk.record.eval_data import from_data, to_data
 from evsys_sdk.record.journal import Journal
+from evsys_sdk.record.models import from_data, to_data
 
 
 @pytest.fixture

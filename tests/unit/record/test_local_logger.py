@@ -124,10 +124,10 @@ def test_the_conclusion_says_how_far_each_score_can_be_believed() -> None:
         "# r0: completed",
         "",
         "- loss = 0.125",
-        "- val/tools pass@1 = 0.5 [0.25, 0.75] (20 tasks, 1 error) at step 50",
-        "- test/tools pass@1 has no value: all errored (1 task, 0 errors)",
+        "- val/tools pass@1 at step 50 = 0.500 [0.250, 0.750], 20 tasks, 1 of 20 rollouts errored",
+        "- test/tools pass@1 has no value: all errored (1 task)",
         "- test/big could not be scored: no such file",
-        "- eval pass@1 = 0.5 [0.25, 0.75] (20 tasks, 1 error)",
+        "- eval pass@1 = 0.500 [0.250, 0.750], 20 tasks, 1 of 20 rollouts errored",
     ]
 
 
@@ -140,5 +140,5 @@ def test_a_typed_hypothesis_is_written_as_a_person_would_read_it(make_ctx: MakeC
     ctx = make_ctx(hypothesis=typed)
     LocalLogger().on_run_start(ctx)
     assert (ctx.output_dir / "logs" / "hypothesis.md").read_text() == (
-        "It helps.\nPrediction: the success metric of a is higher than that of b by at least 0.05\n"
+        "It helps.\nPrediction: the success metric of a is better than that of b by at least 0.05\n"
     )

@@ -153,7 +153,7 @@ store.log_metrics({{"loss": 1.0}}, 1)
 store.close()
 assert "torch" not in sys.modules and "tensorflow" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def multiplex(*stores: dict[str, Any]) -> MultiplexLogStore:
@@ -199,7 +199,7 @@ def test_a_lost_child_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError("gone")
 
     monkeypatch.setitem(
-        registry.log_stores.entries, "fragile", registry.Entry(name="fragile", target=Fragile, origin="")
+        registry.log_stores.entries, "fragile", registry.Registration(name="fragile", target=Fragile, origin="")
     )
     fragile = {"kind": "fragile", "params": {"log_dir": str(tmp_path)}}
     store = multiplex(fragile, {"kind": "jsonl", "params": {"log_dir": str(tmp_path / "good")}})

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from evsys_sdk.record.log_tail import BLOCK, follow, last_lines
+from evsys_sdk.record.lines import BLOCK, follow, last_lines
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_what_follows_is_told_until_the_writer_has_gone(tmp_path):
     writes = [b"new \xc3", b"\xbc\n", b"last words\n"]
     told = ""
 
-    def goes_on():
+    def is_writing():
         return bool(writes)
 
     def wait():
         with open(path, "ab") as handle:
             handle.write(writes.pop(0))
 
-    for text in follow(path, 4, goes_on=goes_on, wait=wait):
+    for text in follow(path, 4, is_writing=is_writing, wait=wait):
         told += text
     assert told == "new ü\nlast words\n"
 
@@ -63,5 +63,5 @@ def test_a_log_that_was_emptied_is_followed_from_its_beginning(tmp_path):
     path = tmp_path / "x.log"
     path.write_text("a long line\n")
     left = [lambda: path.write_text("new\n")]
-    texts = follow(path, 12, goes_on=lambda: bool(left), wait=lambda: left.pop()())
+    texts = follow(path, 12, is_writing=lambda: bool(left), wait=lambda: left.pop()())
     assert "".join(texts) == "new\n"

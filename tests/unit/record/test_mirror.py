@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from evsys_sdk.record import mirror, wire
-from evsys_sdk.record.mirror import Session, left_behind, project_folder
+from evsys_sdk.record.dashboard import mirror, wire
+from evsys_sdk.record.dashboard.mirror import MirrorSession, left_behind, project_folder
 
 TARGET = {"api_url": "http://x", "project_id": "p", "offline": False}
 
 
-def step(number: int, text: str = "") -> wire.Event:
+def step(number: int, text: str = "") -> wire.WireEvent:
     return (
         wire.step_event("g", number, {"loss": 1.0}, ts=0.0)
         if not text
@@ -18,7 +18,7 @@ def step(number: int, text: str = "") -> wire.Event:
 
 
 def test_what_was_not_acknowledged_is_read_again_by_the_next_owner(tmp_path: Path) -> None:
-    session = Session.create(tmp_path, TARGET)
+    session = MirrorSession.create(tmp_path, TARGET)
     for number in range(3):
         session.append(step(number))
     window = session.read()
@@ -29,7 +29,7 @@ def test_what_was_not_acknowledged_is_read_again_by_the_next_owner(tmp_path: Pat
 
 
 def test_a_session_whose_owner_lives_is_left_alone(tmp_path: Path) -> None:
-    session = Session.create(tmp_path, TARGET)
+    session = MirrorSession.create(tmp_path, TARGET)
     session.append(step(1))
     assert list(left_behind(tmp_path, TARGET)) == []
     session.close()
@@ -38,14 +38,14 @@ def test_a_session_whose_owner_lives_is_left_alone(tmp_path: Path) -> None:
 
 def test_sessions_for_another_server_project_or_offline_are_left_alone(tmp_path: Path) -> None:
     for change in ({"api_url": "http://y"}, {"project_id": "q"}, {"offline": True}):
-        session = Session.create(tmp_path, TARGET | change)
+        session = MirrorSession.create(tmp_path, TARGET | change)
         session.append(step(1))
         session.close()
     assert list(left_behind(tmp_path, TARGET)) == []
 
 
 def test_a_finished_session_is_not_taken_up_again(tmp_path: Path) -> None:
-    session = Session.create(tmp_path, TARGET)
+    session = MirrorSession.create(tmp_path, TARGET)
     session.append(step(1))
     session.acknowledge(session.read().end)
     session.close()
@@ -53,7 +53,7 @@ def test_a_finished_session_is_not_taken_up_again(tmp_path: Path) -> None:
 
 
 def test_a_window_is_bounded_in_lines_and_bytes_yet_takes_one_huge_line(tmp_path: Path) -> None:
-    session = Session.create(tmp_path, TARGET)
+    session = MirrorSession.create(tmp_path, TARGET)
     for number in range(wire.MAX_BATCH_LINES + 10):
         session.append(step(number))
     window = session.read()
@@ -66,7 +66,7 @@ def test_a_window_is_bounded_in_lines_and_bytes_yet_takes_one_huge_line(tmp_path
 
 
 def test_torn_and_foreign_lines_are_stepped_over(tmp_path: Path) -> None:
-    session = Session.create(tmp_path, TARGET)
+    session = MirrorSession.create(tmp_path, TARGET)
     session.append(step(1))
     with open(session.path, "a") as handle:
         handle.write('{"torn\n[1]\n')
@@ -80,7 +80,7 @@ def test_torn_and_foreign_lines_are_stepped_over(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_acknowledgement_means_send_again(tmp_path: Path) -> None:
-    session = Session.create(tmp_path, TARGET)
+    session = MirrorSession.create(tmp_path, TARGET)
     session.append(step(1))
     session.acknowledge(session.read().end)
     session.close()
@@ -90,7 +90,7 @@ def test_an_unreadable_acknowledgement_means_send_again(tmp_path: Path) -> None:
 
 
 def test_the_first_line_says_where_a_session_belongs_and_holds_no_secret(tmp_path: Path) -> None:
-    session = Session.create(tmp_path, TARGET)
+    session = MirrorSession.create(tmp_path, TARGET)
     header = json.loads(session.path.read_text().splitlines()[0])
     assert header == {"session": session.path.stem, **TARGET}
 

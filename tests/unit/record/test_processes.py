@@ -22,7 +22,7 @@ def sleeper():
 
 
 def test_this_process_is_alive_and_named_as_its_locks_name_it(tmp_path):
-    from evsys_sdk.record.run_dir import held_by, hold
+    from evsys_sdk.record.layout import held_by, hold
 
     this = this_process()
     assert this.is_alive and this.is_here and this.pid == os.getpid()
@@ -38,7 +38,7 @@ def test_another_process_with_its_number_is_left_alone(sleeper):
     assert replace(other, born=None).send(signal.SIGKILL) is False
     assert sleeper.poll() is None
     assert replace(other, born=birth_of(sleeper.pid)).send(signal.SIGTERM) is True
-    assert sleeper.wait(timeout=30) == -signal.SIGTERM
+    assert sleeper.wait(timeout=300) == -signal.SIGTERM
 
 
 def test_one_that_has_ended_has_no_birth_even_before_it_is_waited_for(sleeper):

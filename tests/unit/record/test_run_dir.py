@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from evsys_sdk.errors import EvsysError, RunLocked
-from evsys_sdk.record.run_dir import open_run_dir, set_aside
+from evsys_sdk.record.layout import open_run_dir, set_aside
 
 
 def test_a_directory_has_one_owner_at_a_time(tmp_path):
@@ -18,7 +18,7 @@ def test_a_directory_has_one_owner_at_a_time(tmp_path):
 
 def test_a_killed_owner_does_not_hold_the_lock(tmp_path):
     code = (
-        "import os, signal; from pathlib import Path; from evsys_sdk.record.run_dir import open_run_dir\n"
+        "import os, signal; from pathlib import Path; from evsys_sdk.record.layout import open_run_dir\n"
         f"open_run_dir(Path({str(tmp_path / 'r')!r})).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

@@ -16,7 +16,7 @@ from evsys_sdk import registry
 from evsys_sdk.errors import MissingDependency
 from evsys_sdk.protocols import EvalResult, RunContext, RunResult, Score
 from evsys_sdk.record.callbacks import CallbackList
-from evsys_sdk.record.tracking_loggers import mlflow_name
+from evsys_sdk.record.trackers import mlflow_name
 
 MakeCtx = Callable[..., RunContext]
 SCORE = Score(metric="pass@1", value=0.5)
@@ -198,7 +198,7 @@ def test_mlflow_is_told_every_number_once_and_by_a_name_it_takes(mlflow: StandIn
     assert mlflow.experiments["evsys.conclusion"] == "No arm beats the baseline."
 
 
-def test_a_run_that_goes_on_is_told_to_a_new_mlflow_run_and_the_old_one_is_put_away(
+def test_a_run_that_resumes_is_told_to_a_new_mlflow_run_and_the_old_one_is_put_away(
     mlflow: StandInMlflow, make_ctx: MakeCtx
 ) -> None:
     other, ctx = make_ctx("other"), make_ctx("r")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from evsys_sdk import constants
-from evsys_sdk.atomic import to_json
-from evsys_sdk.record import wire
-from evsys_sdk.record.wire import Event
+from evsys_sdk.files import to_json
+from evsys_sdk.record.dashboard import wire
+from evsys_sdk.record.dashboard.wire import WireEvent
 
 
 def test_the_wire_imports_only_the_standard_library() -> None:
@@ -41,7 +41,7 @@ def test_other_strings_are_no_numbers() -> None:
 
 def test_an_event_survives_its_line() -> None:
     event = wire.step_event("g", 1, {"loss": 1.0}, ts=2.0)
-    assert Event.from_dict(json.loads(json.dumps(event.to_dict()))) == event
+    assert WireEvent.from_dict(json.loads(json.dumps(event.to_dict()))) == event
 
 
 def test_derived_ids_repeat_and_new_ones_do_not() -> None:

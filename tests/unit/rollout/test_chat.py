@@ -11,8 +11,8 @@ import pytest
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.errors import DataError, EvsysError
 from evsys_sdk.protocols import Turn
-from evsys_sdk.rollout.chat import History, answer_calls, begin_chat, calls_in, tool_at, tool_of
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.rollout.chat import ChatHistory, answer_calls, begin_chat, calls_in, tool_at, tool_of
+from evsys_sdk.training.rendering import ChatRenderer
 
 END = ByteTokenizer.eos_token_id
 ASK = [{"role": "user", "content": "Hi"}]
@@ -23,7 +23,7 @@ def said(history, tokens, text):
 
 
 def test_the_next_prompt_begins_with_what_was_read_and_written():
-    history = History(ChatRenderer(ByteTokenizer()), ASK)
+    history = ChatHistory(ChatRenderer(ByteTokenizer()), ASK)
     turn = said(history, [*b"yo", END], "yo")
     history.add(turn, {"role": "user", "content": "And?"})
     assert history.prompt[: len(turn.prompt_tokens) + 3] == [*turn.prompt_tokens, *turn.completion_tokens]
@@ -52,7 +52,7 @@ class PairTokenizer(ByteTokenizer):
 
 
 def test_tokens_that_no_encoding_would_give_stay_as_they_were_drawn():
-    history = History(ChatRenderer(PairTokenizer()), ASK)
+    history = ChatHistory(ChatRenderer(PairTokenizer()), ASK)
     turn = said(history, [ord("a"), ord("b"), END], "ab")
     history.add(turn, {"role": "user", "content": "ab?"})
     begin = len(turn.prompt_tokens)
@@ -61,7 +61,7 @@ def test_tokens_that_no_encoding_would_give_stay_as_they_were_drawn():
 
 
 def test_a_turn_that_was_cut_off_is_closed_in_the_prompt_that_follows():
-    history = History(ChatRenderer(ByteTokenizer()), ASK)
+    history = ChatHistory(ChatRenderer(ByteTokenizer()), ASK)
     turn = said(history, [*b"yo"], "yo")
     history.add(turn, {"role": "user", "content": "And?"})
     begin = len(turn.prompt_tokens)
@@ -81,7 +81,7 @@ class ForgetfulTokenizer(ByteTokenizer):
 
 
 def test_a_template_that_rewrites_earlier_turns_is_asked_for_the_whole_prompt():
-    history = History(ChatRenderer(ForgetfulTokenizer()), ASK)
+    history = ChatHistory(ChatRenderer(ForgetfulTokenizer()), ASK)
     history.add(said(history, [*b"yo", END], "yo"), {"role": "user", "content": "And?"})
     text = ForgetfulTokenizer().decode(history.prompt)
     assert "assistant\n...<|im_end|>" in text and "yo" not in text
@@ -203,5 +203,9 @@ def test_a_tool_is_found_by_path_and_a_wrong_path_offers_the_nearest():
     assert tool_at("os.path:join").name == "join"
     with pytest.raises(EvsysError, match="closest: join"):
         tool_at("os.path.joyn")
+    with pytest.raises(
+        EvsysError, match=r"'bahs' is not a tool; closest: bash;.*a function is written as module:function"
+    ):
+        tool_at("bahs")
     with pytest.raises(EvsysError, match="no_such_module"):
         tool_at("no_such_module.f")

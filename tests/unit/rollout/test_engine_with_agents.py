@@ -13,20 +13,20 @@ import pytest
 
 pytest.importorskip("harbor", reason="needs the extra harbor")
 
+from evsys_sandbox.errors import SandboxUnavailable
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, LLMJudgeVerifier
 from evsys_sdk.errors import Cancelled, EvsysError, MissingDependency, UnknownKind, VerifierFailed
 from evsys_sdk.protocols import AgentSpec, VerificationResult
 from evsys_sdk.registry import agents, register_agent
 from evsys_sdk.rollout.chat_agent import PolicyAgent
-from evsys_sdk.rollout.engine import RolloutEngine
-from evsys_sdk.rollout.lanes import LaneSettings, Limits
-from evsys_sdk.rollout.policies import _live, live_policy
-from evsys_sdk.sandbox import SandboxUnavailable
-from evsys_sdk.surface import SampledSequence, SampleOutput, SamplingParams
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.rollout.policy import _live, live_policy
+from evsys_sdk.rollout.trial import TrialSettings, TrialTimeouts
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
 from evsys_sdk.training.rollout_data import reason_to_drop
+from evsys_sdk.training_api import SampledSequence, SampleOutput, SamplingParams
 
 RENDERER = ChatRenderer(ByteTokenizer())
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
@@ -71,7 +71,7 @@ class InTurn(Model):
 
 
 async def roll(tasks, sampler, agent=CHAT, *, num_samples=1, seed=1, **options):
-    engine = RolloutEngine(**{"backoff_seconds": 0.001, **options})
+    engine = HarborRolloutEngine(**{"backoff_seconds": 0.001, **options})
     sampling = SamplingParams(seed=seed, max_tokens=128)
     return await engine.roll_out(
         tasks, sampler=sampler, renderer=RENDERER, sampling=sampling, num_samples=num_samples, agent=agent
@@ -248,7 +248,7 @@ async def test_a_hanging_agent_times_out_and_leaves_the_others_alone(agent):
             if instruction == "Do hang":
                 await asyncio.sleep(60)
 
-    settings = LaneSettings(limits=Limits(agent_seconds=0.2))
+    settings = TrialSettings(limits=TrialTimeouts(agent_seconds=0.2))
     [[hung], [fine]] = await roll([task("hang"), task("go")], Model(), agent(Hanging), settings=settings)
     assert (hung.status, fine.status) == ("timeout", "ok")
     assert hung.turns and "0.2 seconds" in hung.error
@@ -384,7 +384,7 @@ async def test_without_an_agent_no_harbor_is_needed(monkeypatch):
 
 
 async def test_an_agent_may_be_the_engines_own():
-    engine = RolloutEngine(agent=TOOLS)
+    engine = HarborRolloutEngine(agent=TOOLS)
     [[rollout]] = await engine.roll_out(
         [task()], sampler=InTurn(CALL, "yes"), renderer=RENDERER, sampling=SamplingParams(max_tokens=99)
     )
@@ -419,7 +419,7 @@ async def test_a_crowd_that_wakes_at_once_leaves_the_loop_to_others():
 
     counter = asyncio.create_task(count())
     tasks, renderer = [task(str(i)) for i in range(50)], ChatRenderer(Busy())
-    engine = RolloutEngine(concurrency=50)
+    engine = HarborRolloutEngine(concurrency=50)
     await engine.roll_out(tasks, sampler=Together(), renderer=renderer, sampling=SamplingParams())
     counter.cancel()
     assert len(seen) == 50 and seen[-1] - seen[0] >= 10, "50 answers of 2 ms each, in shares of a few ms"
@@ -430,7 +430,7 @@ LEFT = threading.Event()
 
 def wait() -> str:
     """Does not come back."""
-    LEFT.wait(120)
+    LEFT.wait(300)
     return "late"
 
 
@@ -438,7 +438,7 @@ async def test_a_time_out_in_a_tool_says_so_and_names_it():
     spec = AgentSpec(kind="chat", params={"max_turns": 3, "tools": [f"{__name__}:wait"]})
     called = InTurn('<tool_call>{"name": "wait", "arguments": {}}</tool_call>', "yes")
     try:
-        [[rollout]] = await roll([task()], called, spec, settings=LaneSettings(limits=Limits(agent_seconds=2)))
+        [[rollout]] = await roll([task()], called, spec, settings=TrialSettings(limits=TrialTimeouts(agent_seconds=2)))
     finally:
         LEFT.set()
     assert rollout.status == "timeout" and "(it was waiting for a tool: wait)" in rollout.error
@@ -451,7 +451,7 @@ async def test_a_chat_that_outgrows_the_context_is_the_agents_failure_and_is_not
             await self.policy.complete([{"role": "user", "content": "word " * 100}])
 
     model = Model()
-    [[rollout]] = await roll([task()], model, agent(Long), settings=LaneSettings(context_length=100))
+    [[rollout]] = await roll([task()], model, agent(Long), settings=TrialSettings(context_length=100))
     assert (rollout.status, rollout.metadata["attempts"], len(rollout.turns)) == ("agent_error", 1, 1)
     assert "tokens, and the model's context length is 100: shorten" in rollout.error
     [(prompt, _, params)] = model.asked

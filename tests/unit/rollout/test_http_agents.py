@@ -15,13 +15,13 @@ from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.protocols import AgentSpec
-from evsys_sdk.rollout.engine import RolloutEngine
-from evsys_sdk.rollout.lanes import LaneSettings
-from evsys_sdk.running.http_front import http_front
-from evsys_sdk.surface import SamplingParams
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.rollout.trial import TrialSettings
+from evsys_sdk.run.http_policy import http_front
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
 from evsys_sdk.training.rollout_data import reason_to_drop
+from evsys_sdk.training_api import SamplingParams
 
 RENDERER = ChatRenderer(ByteTokenizer())
 
@@ -82,7 +82,7 @@ async def test_a_chat_that_outgrew_the_models_context_is_told_so_as_openai_does(
 
 
 async def roll(model, agent, *, num_samples=1, front=http_front):
-    engine = RolloutEngine(backoff_seconds=0.001, settings=LaneSettings(http_front=front))
+    engine = HarborRolloutEngine(backoff_seconds=0.001, settings=TrialSettings(http_front=front))
     task = HarborTask(
         task_id="t", instruction="Well?", verifier=InProcessVerifier(fn_name="exact_match", expected="yes")
     )

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 
-from evsys_sdk.rollout import pacing
-from evsys_sdk.rollout.pacing import SHARE_SECONDS, take_turn
+from evsys_sdk.rollout import policy
+from evsys_sdk.rollout.policy import SHARE_SECONDS, take_turn
 
 
 class Clock:
@@ -26,7 +26,7 @@ clock = Clock()
 
 @pytest.fixture(autouse=True)
 def our_clock(monkeypatch):
-    monkeypatch.setattr(pacing, "time", clock)
+    monkeypatch.setattr(policy, "time", clock)
 
 
 def busy(seconds):

@@ -9,18 +9,19 @@ import pytest
 
 pytest.importorskip("harbor", reason="needs the extra harbor")
 
+from evsys_sandbox.errors import SandboxUnavailable
+from evsys_sandbox.sandbox import why_unavailable
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier
 from evsys_sdk.protocols import AgentSpec, EnvironmentSpec
-from evsys_sdk.rollout.engine import RolloutEngine
-from evsys_sdk.rollout.environment_checks import environment_problem, kind_problem
-from evsys_sdk.rollout.lanes import LaneSettings
-from evsys_sdk.rollout.trials import environment_config
-from evsys_sdk.sandbox import SandboxUnavailable, why_unavailable
-from evsys_sdk.surface import SamplingParams
-from evsys_sdk.task_dirs import read_task, write_task
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.rollout.harbor_trial import environment_config
+from evsys_sdk.rollout.requirements import environment_problem, kind_problem
+from evsys_sdk.rollout.task_dirs import read_task, write_task
+from evsys_sdk.rollout.trial import TrialSettings
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import SamplingParams
 
 needs_sandbox = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 SHELL = AgentSpec(kind="chat", params={"max_turns": 4, "tools": ["bash"]})
@@ -39,7 +40,7 @@ def task(test_sh, dockerfile=DOCKERFILE, **metadata):
 async def roll(task, *replies, agent=SHELL, **options):
     said = list(replies)
     model = ScriptedModel(lambda message: said.pop(0) if len(said) > 1 else said[0])
-    engine = RolloutEngine(retries=0, **options)
+    engine = HarborRolloutEngine(retries=0, **options)
     sampling = SamplingParams(max_tokens=400)
     [[rollout]] = await engine.roll_out(
         [task], sampler=model, renderer=ChatRenderer(ByteTokenizer()), sampling=sampling, agent=agent
@@ -199,7 +200,7 @@ async def test_tests_that_need_a_network_are_infrastructure_and_not_a_failure_of
 
 
 async def test_without_a_sandbox_the_run_stops_with_the_sentence_that_says_why(monkeypatch):
-    monkeypatch.setattr("evsys_sdk.sandbox.why_unavailable", lambda: "bubblewrap is not installed")
+    monkeypatch.setattr("evsys_sandbox.sandbox.why_unavailable", lambda: "bubblewrap is not installed")
     with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed"):
         await roll(task("true\n"), "done")
 
@@ -223,7 +224,7 @@ async def test_a_command_may_use_tmux_within_itself():
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(("wrote", "said"), [("", "empty"), ("often", "parse")])
 async def test_the_same_mistake_in_many_rollouts_is_told_in_the_same_words(tmp_path, kept, wrote, said):
-    settings = LaneSettings(trials_dir=tmp_path if kept else None)
+    settings = TrialSettings(trials_dir=tmp_path if kept else None)
     broken = task(f"printf '{wrote}' > /logs/verifier/reward.txt\n")
     errors = {(await roll(broken, "done", settings=settings)).error for _ in range(2)}
     [error] = errors
@@ -301,7 +302,10 @@ def test_an_environment_that_does_not_exist_or_cannot_be_had_is_told_by_name(mon
     kind_problem.cache_clear()
     assert kind_problem("sandbox") is None
     assert "closest: docker" in kind_problem("dokcer")
-    assert "importing" in kind_problem("no.such.Environment") or "no" in kind_problem("no.such.Environment")
+    assert kind_problem("no.such.Environment") == (
+        "environment 'no.such.Environment' cannot be used on this machine: "
+        "Failed to import module 'no.such': No module named 'no'"
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     assert kind_problem("docker") == (
         "environment 'docker' cannot be used on this machine: Docker is not installed or not on PATH. "
@@ -311,10 +315,10 @@ def test_an_environment_that_does_not_exist_or_cannot_be_had_is_told_by_name(mon
 
 
 async def test_an_engine_makes_the_environment_that_it_is_told_to():
-    engine = RolloutEngine().in_environment(EnvironmentSpec(kind="docker", params={"keep_containers": True}))
+    engine = HarborRolloutEngine().in_environment(EnvironmentSpec(kind="docker", params={"keep_containers": True}))
     config = environment_config(engine.settings.environment)
     assert (config.type.value, config.kwargs, config.import_path) == ("docker", {"keep_containers": True}, None)
-    ours = environment_config(RolloutEngine().settings.environment)
+    ours = environment_config(HarborRolloutEngine().settings.environment)
     assert ours.import_path.endswith(":SandboxEnvironment")
     own = environment_config(EnvironmentSpec(kind="my.place.Environment"))
     assert own.import_path == "my.place:Environment"
@@ -347,6 +351,21 @@ async def test_whatever_the_agent_does_to_its_folders_it_is_graded(damage):
     work = task("test -e /app/deep/made\n", dockerfile="FROM debian\nWORKDIR /app/deep\n")
     rollout = await roll(work, bash(damage), "done")
     assert (rollout.status, rollout.reward) == ("ok", 0.0), rollout.error
+
+
+@needs_sandbox
+@pytest.mark.parametrize(("end", "reward"), [("kill -9 $$", 0.0), ("exit 1", 0.0), ("exit 0", 1.0)])
+async def test_folders_in_the_place_of_what_tests_write_do_not_keep_an_exit_code_from_grading(end, reward):
+    files = "test-stdout.txt reward.txt reward.json"
+    rollout = await roll(task(f"cd /logs/verifier; rm -f {files}; mkdir {files}; touch reward.txt/1; {end}\n"), "done")
+    assert (rollout.status, rollout.reward) == ("ok", reward), rollout.error
+
+
+@needs_sandbox
+async def test_a_folder_in_the_place_of_what_tests_printed_does_not_hide_how_they_ended():
+    own = "cd /logs/verifier; rm -f test-stdout.txt; mkdir test-stdout.txt; exit 3  # no /logs/verifier/reward.txt\n"
+    rollout = await roll(task(own), "done")
+    assert rollout.status == "infra_error" and "the tests ended with exit code 3" in rollout.error
 
 
 @needs_sandbox

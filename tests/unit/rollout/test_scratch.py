@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from evsys_sdk.rollout import scratch
-from evsys_sdk.rollout.scratch import PREFIXES, Scratch
+from evsys_sdk.rollout import trial
+from evsys_sdk.rollout.trial import PREFIXES, Scratch
 
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
-    scratch._sweep_once.cache_clear()
+    monkeypatch.setattr(trial.tempfile, "tempdir", str(tmp_path))
+    trial._sweep_once.cache_clear()
     yield tmp_path
-    scratch._sweep_once.cache_clear()
+    trial._sweep_once.cache_clear()
 
 
 def age(*places):
@@ -31,7 +31,7 @@ def test_what_a_killed_process_left_is_swept_and_what_lives_or_is_young_stays(te
     for place in (stale, young, foreign):
         (place / "deep").mkdir(parents=True)
     age(live.path, stale, foreign)
-    scratch._sweep_once.cache_clear()
+    trial._sweep_once.cache_clear()
     Scratch(prefix).remove()
     assert not stale.exists()
     assert live.path.exists() and young.exists() and foreign.exists()

@@ -14,7 +14,7 @@ pytest.importorskip("harbor", reason="needs the extra harbor")
 from evsys_sdk.algorithms.rl import RL
 from evsys_sdk.protocols import AgentSpec
 from evsys_sdk.registry import verifiers
-from evsys_sdk.rollout.engine import RolloutEngine
+from evsys_sdk.rollout.engine import HarborRolloutEngine
 from evsys_sdk.testing import training_context
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "two_tool_agent"
@@ -32,7 +32,7 @@ def example(monkeypatch):
 
 
 def test_the_model_learns_which_tool_to_ask_and_what_to_say_then(tmp_path, example):
-    engine = RolloutEngine(agent=AgentSpec(kind="two_tool_agent.TwoToolAgent"))
+    engine = HarborRolloutEngine(agent=AgentSpec(kind="two_tool_agent.TwoToolAgent"))
     ctx = training_context(tmp_path, example, rollouts=engine)
     result = RL(max_steps=10, num_samples=12, batch_size=4, max_tokens=4, learning_rate=2e-3).train(ctx)
     rewards = ctx.log_store.curve("reward/mean")

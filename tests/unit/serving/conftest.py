@@ -8,10 +8,10 @@ import os
 import pytest
 
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
-from evsys_sdk.serving import Address, Capture, Endpoint, ServedModel, in_background
-from evsys_sdk.surface import SampledSequence, SampleOutput
+from evsys_sdk.serving import Capture, Endpoint, ListenAddress, ServedModel, in_background
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import SampledSequence, SampleOutput
 
 # Before the first import of harbor or litellm: no telemetry, no download of a price list.
 os.environ.setdefault("HARBOR_TELEMETRY", "0")
@@ -56,7 +56,7 @@ def start(renderer):
     def begin(sampler=None, *, context_length=None, key=None, **options):
         served = ServedModel(sampler=sampler or Model(), renderer=renderer, context_length=context_length)
         endpoint = Endpoint({"policy": served}, capture=Capture(), **options)
-        context = in_background(endpoint, Address(key=key))
+        context = in_background(endpoint, ListenAddress(key=key))
         opened.append(context)
         return context.__enter__()
 

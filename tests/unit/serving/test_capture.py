@@ -101,8 +101,9 @@ def test_a_caller_who_hangs_up_stops_the_work_and_leaves_no_turn(start, client, 
     sampler = Slow(model())
     found = start(sampler)
     with pytest.raises(openai.APITimeoutError):
-        client(found, "s").chat.completions.create(model="policy", messages=HI, timeout=0.3)
-    assert sampler.stopped.wait(5), "the sampler went on for nobody"
+        # On a busy machine, too, the sampler has begun after three seconds.
+        client(found, "s").chat.completions.create(model="policy", messages=HI, timeout=3)
+    assert sampler.stopped.wait(300), "the sampler went on for nobody"
     assert found.endpoint.capture.take("s") == []
 
 
@@ -112,19 +113,19 @@ def test_more_than_can_be_under_way_are_told_to_come_again(start, client, model)
     asker = client(found)
     first = threading.Thread(target=lambda: _quietly(asker))
     first.start()
-    assert sampler.begun.wait(5)
+    assert sampler.begun.wait(300)
     with pytest.raises(openai.RateLimitError) as caught:
         client(found, "s").chat.completions.create(model="policy", messages=HI)
     assert caught.value.response.headers["retry-after"] == "1" and caught.value.code == "rate_limit_exceeded"
     assert found.endpoint.capture.errors("s") == []  # being sent away is no failure of the sampler
     asker.close()
-    first.join(10)
+    first.join(300)
     assert not first.is_alive()
 
 
 def _quietly(asker):
     with pytest.raises(openai.APIError):
-        asker.chat.completions.create(model="policy", messages=HI, timeout=1)
+        asker.chat.completions.create(model="policy", messages=HI, timeout=5)
 
 
 def test_a_policy_that_is_put_in_anew_answers_from_then_on(start, client, model, renderer):

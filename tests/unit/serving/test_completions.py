@@ -8,10 +8,10 @@ import pytest
 import requests
 
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.serving import Capture, Endpoint, ServedModel, in_background
-from evsys_sdk.surface import ModelInput
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import ModelInput
 
 openai = pytest.importorskip("openai", reason="needs the extra openai")
 
@@ -48,7 +48,7 @@ def logprobs_of(sampler, text):
     return asyncio.run(score())
 
 
-def test_text_goes_on_where_the_prompt_ends_without_a_template(start, client, model):
+def test_text_resumes_where_the_prompt_ends_without_a_template(start, client, model):
     sampler = model()
     answer = client(start(sampler)).completions.create(
         model="policy", prompt="hello", temperature=0.3, top_p=0.9, stop=["x"], seed=5, extra_body={"top_k": 4}
@@ -156,7 +156,7 @@ BAD = [
 @pytest.mark.parametrize(("change", "param"), BAD)
 def test_a_bad_request_is_a_400_that_names_the_field(found, change, param):
     body = {"model": "m", "prompt": "ab", **change}
-    answer = requests.post(f"{found.base_url()}/completions", json=body, timeout=20)
+    answer = requests.post(f"{found.base_url()}/completions", json=body, timeout=300)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["type"] == "invalid_request_error"
     assert error["param"].startswith(param or "prompt")
@@ -164,8 +164,8 @@ def test_a_bad_request_is_a_400_that_names_the_field(found, change, param):
 
 def test_a_missing_prompt_and_an_unknown_model_are_told(found):
     url = f"{found.base_url()}/completions"
-    assert requests.post(url, json={"model": "m"}, timeout=20).json()["error"]["param"] == "prompt"
-    assert requests.post(url, json={"model": "n", "prompt": "a"}, timeout=20).status_code == 404
+    assert requests.post(url, json={"model": "m"}, timeout=300).json()["error"]["param"] == "prompt"
+    assert requests.post(url, json={"model": "n", "prompt": "a"}, timeout=300).status_code == 404
 
 
 def test_a_completion_on_the_local_backend(client, tmp_path, tiny_engine):

@@ -8,13 +8,12 @@ import json
 import pytest
 
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.serving import Capture, Endpoint, ServedModel, in_background
-from evsys_sdk.serving.grammar import grammar_of
-from evsys_sdk.serving.request import ChatRequest
-from evsys_sdk.surface import SamplingParams
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.serving.request import ChatRequest, grammar_of
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import SamplingParams
 
 openai = pytest.importorskip("openai", reason="needs the extra openai")
 pytest.importorskip("llguidance", reason="needs the extra serve")
@@ -147,7 +146,7 @@ def test_what_was_captured_has_the_models_own_log_probabilities(found, client):
     check_person(json.loads(turn.text))
 
     async def score():
-        from evsys_sdk.surface import ModelInput
+        from evsys_sdk.training_api import ModelInput
 
         return await sampler.compute_logprobs(ModelInput.from_ints(turn.prompt_tokens + turn.completion_tokens))
 
@@ -172,7 +171,7 @@ def nested(depth, schema, wrap):
     ],
 )
 def test_a_schema_that_leads_nowhere_is_refused_at_once(schema, said):
-    from evsys_sdk.serving.http import ApiError
+    from evsys_sdk.serving.request import ApiError
 
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     request = ChatRequest.model_construct(model="m", messages=HI, response_format=form)
@@ -218,7 +217,7 @@ def test_a_missing_library_is_named(ask, monkeypatch):
     def missing(module, *, extra):
         raise EvsysError(f"This needs {module}: pip install 'evsys-sdk[{extra}]'")
 
-    monkeypatch.setattr("evsys_sdk.serving.grammar.need", missing)
+    monkeypatch.setattr("evsys_sdk.serving.request.need", missing)
     with pytest.raises(openai.BadRequestError, match=r"evsys-sdk\[serve\]"):
         ask(response_format=FORM)
 

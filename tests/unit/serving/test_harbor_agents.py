@@ -68,7 +68,7 @@ async def test_a_real_model_has_the_tokens_that_harbor_saw_cut_off(endpoint, tmp
     from harbor.llms.lite_llm import LiteLLM
 
     from evsys_sdk.backends.local import LocalService
-    from evsys_sdk.training.render import ChatRenderer
+    from evsys_sdk.training.rendering import ChatRenderer
 
     service = LocalService(tiny_engine, tmp_path)
     try:

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendError, BackendUnavailable
 from evsys_sdk.serving import Capture, Endpoint, ServedModel, in_background, running
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
 
 openai = pytest.importorskip("openai", reason="needs the extra openai")
 
@@ -260,7 +260,7 @@ async def _sampler(service):
 
 
 async def _logprobs(sampler, tokens):
-    from evsys_sdk.surface import ModelInput
+    from evsys_sdk.training_api import ModelInput
 
     return await sampler.compute_logprobs(ModelInput.from_ints(tokens))
 

@@ -107,7 +107,7 @@ def test_the_template_of_a_real_tool_model_shows_tools_by_itself():
 
     from evsys_engine.models import find_model
     from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
-    from evsys_sdk.training.render import ChatRenderer
+    from evsys_sdk.training.rendering import ChatRenderer
 
     tokenizer = AutoTokenizer.from_pretrained(find_model("tiny-random").path)
     tokenizer.chat_template = (

@@ -8,12 +8,12 @@ from statistics import fmean
 import pytest
 
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.serving import Capture, Endpoint, ServedModel, running
-from evsys_sdk.surface import AdamParams
 from evsys_sdk.training.advantages import centred
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
 from evsys_sdk.training.rollout_data import policy_datum
+from evsys_sdk.training_api import AdamParams
 
 openai = pytest.importorskip("openai", reason="needs the extra openai")
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled
-from evsys_sdk.surface import Capabilities, Datum, ModelInput, TensorData
 from evsys_sdk.testing import RecordingBackend, training_context
 from evsys_sdk.training.batch import TrainingBatch
-from evsys_sdk.training.checkpoints import Manifest
-from evsys_sdk.training.loop import LoopPlan, refuse_unsupported, run_loop
-from evsys_sdk.training.step_metrics import merged
+from evsys_sdk.training.checkpoints import CheckpointManifest
+from evsys_sdk.training.loop import LoopPlan, merged, refuse_unsupported, run_loop
+from evsys_sdk.training_api import Capabilities, Datum, ModelInput, TensorData
 
 
 def _datum(text="hello world", weight=1.0):
@@ -145,7 +144,7 @@ async def test_loss_falls(tmp_path):
 async def test_the_final_weights_are_always_kept(tmp_path):
     result, ctx = await _run(tmp_path, total_steps=3)
     assert result.checkpoint.step == 3
-    assert Manifest.load(tmp_path / "checkpoints.json").last_complete() == result.checkpoint
+    assert CheckpointManifest.load(tmp_path / "checkpoints.json").last_complete() == result.checkpoint
     service = ctx.extras["backend_handles"]["service"]
     client = await service.create_training_client(rank=1, seed=5)
     await client.load_state(result.checkpoint.state)
@@ -156,18 +155,18 @@ async def test_checkpoints_come_when_asked_and_the_last_one_not_twice(tmp_path):
     hooks = Hooks()
     await _run(tmp_path, hooks=hooks, total_steps=4, save_every=2)
     assert [step for what, step in hooks.told if what == "checkpoint"] == [2, 4]
-    assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 4]
+    assert [c.step for c in CheckpointManifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 4]
 
 
 async def test_weights_are_kept_at_the_given_steps_and_no_other(tmp_path):
     await _run(tmp_path, total_steps=7, save_at=frozenset({2, 5}), save_every=3)
-    assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 3, 5, 6, 7]
+    assert [c.step for c in CheckpointManifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 3, 5, 6, 7]
 
 
-async def test_the_loop_goes_on_from_the_last_whole_checkpoint(tmp_path):
+async def test_the_loop_resumes_from_the_last_whole_checkpoint(tmp_path):
     whole, _ = await _run(tmp_path / "whole", total_steps=6)
     await _run(tmp_path / "cut", total_steps=3, save_every=2)
-    manifest = Manifest.load(tmp_path / "cut/checkpoints.json")
+    manifest = CheckpointManifest.load(tmp_path / "cut/checkpoints.json")
     (_, last) = [c for c in manifest.checkpoints if c.complete]
     manifest.begin(3)  # as if the kill had come while step 3 was being saved
     builder, hooks = Builder(), Hooks()
@@ -202,7 +201,7 @@ async def test_a_builder_gets_back_what_it_kept(tmp_path):
             self.count = progress["count"]
 
     await _run(tmp_path, Counting(), total_steps=2)
-    manifest = Manifest.load(tmp_path / "checkpoints.json")
+    manifest = CheckpointManifest.load(tmp_path / "checkpoints.json")
     manifest.complete(replace(manifest.checkpoints[-1], final=False))
     builder = Counting()
     await _run(tmp_path, builder, resume=True, total_steps=3)
@@ -215,7 +214,7 @@ async def test_the_best_evaluated_weights_are_kept_and_named(tmp_path):
             await snapshot()
 
     result, _ = await _run(tmp_path, hooks=Hooks(at=look, found=(2, 0.9)), total_steps=5, best_by="val/b/pass@1")
-    assert [c.step for c in Manifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 4, 5]
+    assert [c.step for c in CheckpointManifest.load(tmp_path / "checkpoints.json").checkpoints] == [2, 4, 5]
     assert result.best.step == 2 and result.best_value == 0.9 and result.checkpoint.step == 5
 
 
@@ -228,7 +227,7 @@ async def test_a_backend_that_is_gone_is_told_with_what_is_kept(tmp_path):
 
     with pytest.raises(BackendUnavailable) as caught:
         await _run(tmp_path, Gone(), total_steps=9, save_every=2)
-    last = Manifest.load(tmp_path / "checkpoints.json").last_complete()
+    last = CheckpointManifest.load(tmp_path / "checkpoints.json").last_complete()
     assert "the server does not answer" in str(caught.value)
     assert f"the checkpoint of step 2 ({last.state})" in str(caught.value)
     with pytest.raises(BackendUnavailable, match="no checkpoint was made yet"):
@@ -253,7 +252,7 @@ async def test_cancelling_in_a_hook_passes_through_and_what_was_saved_stays(tmp_
 
     with pytest.raises(Cancelled, match="stop it"):
         await _run(tmp_path, hooks=Hooks(at=cancel), total_steps=5, save_every=2)
-    assert Manifest.load(tmp_path / "checkpoints.json").last_complete().step == 2
+    assert CheckpointManifest.load(tmp_path / "checkpoints.json").last_complete().step == 2
 
 
 async def test_a_snapshot_is_of_its_step_even_when_it_is_awaited_later(tmp_path):
@@ -303,7 +302,7 @@ async def test_nan_stops_the_run_naming_step_rows_and_the_last_good_checkpoint(t
     assert said.startswith("step 3: loss:sum is nan") and "row-a, row-b" in said
     # Step 2's own weights have never been seen to work, so they are not called good.
     assert "last good checkpoint: none" in said
-    assert Manifest.load(tmp_path / "checkpoints.json").last_complete() is None
+    assert CheckpointManifest.load(tmp_path / "checkpoints.json").last_complete() is None
 
 
 async def test_weights_that_have_worked_since_are_good(tmp_path):
@@ -317,7 +316,7 @@ async def test_weights_that_have_worked_since_are_good(tmp_path):
 
 async def test_a_checkpoint_that_cannot_be_loaded_gives_way_to_the_one_before(tmp_path, capfd):
     await _run(tmp_path, total_steps=4, save_every=2)
-    manifest = Manifest.load(tmp_path / "checkpoints.json")
+    manifest = CheckpointManifest.load(tmp_path / "checkpoints.json")
     Path(manifest.checkpoints[-1].state).write_bytes(b"torn")
     builder = Builder()
     result, _ = await _run(tmp_path, builder, resume=True, total_steps=4)

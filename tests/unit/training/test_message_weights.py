@@ -76,3 +76,9 @@ def test_text_beside_other_messages_is_refused():
 def test_rows_that_are_no_chats_are_answered_with_the_transform_that_makes_some(row, kind):
     with pytest.raises(DataError, match=f"sft needs chats: .*{kind}"):
         check_chats([row], "sft")
+
+
+def test_a_mistake_in_a_chat_is_not_answered_with_a_transform():
+    with pytest.raises(DataError) as caught:
+        check_chats([chat(said("4", weight=0.5))], "sft")
+    assert "weight must be 0" in str(caught.value) and "transform" not in str(caught.value)

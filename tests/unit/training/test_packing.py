@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from evsys_sdk.training.packing import packs
+from evsys_sdk.training.batch import packs
 
 
 def test_every_sequence_is_in_one_pack_and_no_pack_holds_too_much():

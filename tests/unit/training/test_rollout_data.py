@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from evsys_sdk.protocols import Rollout, Turn
-from evsys_sdk.surface import ForwardBackwardOutput
 from evsys_sdk.training.rollout_data import (
     entropy_of,
     gate,
@@ -20,6 +19,7 @@ from evsys_sdk.training.rollout_data import (
     sampling_drift,
     soft_target_datum,
 )
+from evsys_sdk.training_api import ForwardBackwardOutput
 
 
 def _turn(prompt=(1, 2, 3), completion=(4, 5), logprobs=(-0.5, -1.0)):
@@ -39,12 +39,17 @@ def _rollout(*turns, reward=1.0, **fields):
         (_rollout(status="timeout", reward=None), "no_reward"),
         (_rollout(status="infra_error", reward=None), "infra_error"),
         (_rollout(status="agent_error"), None),
-        (Rollout(task_id="t", status="agent_error", reward=0.0), "no_tokens"),
+        (Rollout(task_id="t", status="agent_error", reward=0.0), None),
+        (Rollout(task_id="t", status="timeout", reward=0.0), None),
+        (Rollout(task_id="t", status="agent_error", reward=None), "no_reward"),
+        (Rollout(task_id="t", status="infra_error", reward=0.0), "infra_error"),
         (_rollout(status="cancelled"), "cancelled"),
         (_rollout(reward=None), "no_reward"),
         (_rollout(reward=math.nan), "no_reward"),
         (_rollout(reward=math.inf), "no_reward"),
-        (_rollout(_turn(completion=(), logprobs=())), "no_tokens"),
+        (_rollout(_turn(completion=(), logprobs=())), None),
+        (_rollout(_turn(completion=(), logprobs=()), status="agent_error"), None),
+        (_rollout(_turn(prompt=()), status="agent_error"), "no_tokens"),
         (_rollout(_turn(prompt=())), "no_tokens"),
         (_rollout(_turn(), _turn(logprobs=(-0.5,))), "unequal_lengths"),
         (_rollout(_turn(logprobs=(-0.5, math.nan))), "bad_logprobs"),
@@ -61,6 +66,24 @@ def test_a_rollout_without_turns_has_no_tokens():
 
 def test_a_reward_is_asked_for_only_where_it_is_used():
     assert reason_to_drop(_rollout(reward=None), rewards=False) is None
+
+
+@pytest.mark.parametrize("status", ["ok", "agent_error", "timeout"])
+def test_without_rewards_nothing_can_be_learnt_from_a_rollout_that_wrote_nothing(status):
+    silent = _rollout(_turn(completion=(), logprobs=()), status=status)
+    assert reason_to_drop(silent, rewards=False) == "no_tokens"
+
+
+def test_rollouts_without_tokens_have_rewards_and_no_length_or_entropy():
+    silent = Rollout(task_id="t", status="agent_error", reward=0.0)
+    groups = [[_rollout(), silent], [silent, silent]]
+    metrics = rollout_metrics(groups, gate(groups))
+    assert metrics["reward/mean"] == 0.25 and metrics["rollouts_dropped"] == 0 and metrics["failed/agent_error"] == 3
+    assert metrics["rollouts_without_tokens"] == 3 and metrics["groups_without_tokens"] == 1
+    assert metrics["completion_tokens"] == 2 and metrics["entropy"] == 0.75
+    only = rollout_metrics(groups[1:], gate(groups[1:]))
+    assert only["reward/mean"] == 0.0 and not {"completion_tokens", "entropy"} & set(only)
+    assert "rollouts_without_tokens" not in rollout_metrics([[_rollout()]], gate([[_rollout()]]))
 
 
 def test_the_gate_counts_each_drop_by_its_reason_and_forgets_empty_groups():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsys_sdk.training.schedule import learning_rate, warmup_length
+from evsys_sdk.training.batch import learning_rate, warmup_length
 
 
 def _curve(shape, total, warmup=0):

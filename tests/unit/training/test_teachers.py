@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from evsys_sdk.backends.mock import MockBackend
-from evsys_sdk.config.models import ModelConfig
+from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import BackendError
 from evsys_sdk.protocols import Turn
-from evsys_sdk.surface import ModelInput, SamplingParams
 from evsys_sdk.training.teachers import MovingAverage, completion_logprobs, completion_top_k, logprobs_of
+from evsys_sdk.training_api import ModelInput, SamplingParams
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ class Blank:
     """A server that has no top-k."""
 
     async def sample(self, prompt, *args, **kwargs):
-        from evsys_sdk.surface import SampleOutput
+        from evsys_sdk.training_api import SampleOutput
 
         return SampleOutput(sequences=[])
 
@@ -97,7 +97,7 @@ def test_a_moving_average_keeps_most_of_itself_and_leaves_no_files_behind_but_th
     asyncio.run(check())
 
 
-def test_a_resumed_average_goes_on_with_the_teacher_of_the_checkpoint_which_is_never_deleted():
+def test_a_resumed_average_resumes_with_the_teacher_of_the_checkpoint_which_is_never_deleted():
     async def check():
         service = Averager()
         first = MovingAverage(service, start="0.0", decay=0.75)

@@ -6,8 +6,7 @@ import pytest
 
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.errors import BackendError, DataError
-from evsys_sdk.training.render import ChatRenderer
-from evsys_sdk.training.templates import renderer_with, template_problem
+from evsys_sdk.training.rendering import ChatRenderer, renderer_with, template_problem
 
 PLAIN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}answer:{% endif %}"

@@ -10,17 +10,17 @@ import time
 
 import pytest
 
-from evsys_sdk.asyncs import clock_stopped, within
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
+from evsys_sdk.concurrency import clock_stopped, within
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import Cancelled, VerifierFailed
 from evsys_sdk.protocols import AgentSpec
 from evsys_sdk.registry import verifiers
-from evsys_sdk.rollout.engine import RolloutEngine
-from evsys_sdk.rollout.lanes import LaneSettings, Limits
-from evsys_sdk.surface import SamplingParams
+from evsys_sdk.rollout.engine import HarborRolloutEngine
+from evsys_sdk.rollout.trial import TrialSettings, TrialTimeouts
 from evsys_sdk.testing import ScriptedModel
-from evsys_sdk.training.render import ChatRenderer
+from evsys_sdk.training.rendering import ChatRenderer
+from evsys_sdk.training_api import SamplingParams
 from evsys_sdk.verifiers import aside, grade
 from evsys_sdk.verifiers.adapt import as_verifier
 
@@ -49,7 +49,7 @@ def task(fn_name: str, task_id: str = "t") -> HarborTask:
 
 
 async def roll(tasks: list[HarborTask], *, seconds: float, agent: AgentSpec | None = None, n: int = 1):
-    engine = RolloutEngine(settings=LaneSettings(limits=Limits(verifier_seconds=seconds)))
+    engine = HarborRolloutEngine(settings=TrialSettings(limits=TrialTimeouts(verifier_seconds=seconds)))
     return await engine.roll_out(
         tasks,
         sampler=ScriptedModel(lambda _: "x"),

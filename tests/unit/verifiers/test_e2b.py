@@ -8,11 +8,12 @@ import types
 
 import pytest
 
-from evsys_sdk import sandbox
+from evsys_sandbox import sandbox
+from evsys_sandbox.errors import SandboxUnavailable
+from evsys_sandbox.sandbox import why_unavailable
 from evsys_sdk.data_types import E2BVerifier, HarborTask
 from evsys_sdk.errors import VerifierFailed
 from evsys_sdk.registry import verifiers
-from evsys_sdk.sandbox import SandboxUnavailable, why_unavailable
 from evsys_sdk.verifiers import grade, grading_problem
 
 MISSING = why_unavailable()

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, LLMJudgeVerifier
-from evsys_sdk.errors import VerifierFailed
-from evsys_sdk.registry import register_verifier, verifiers
+from evsys_sdk.errors import DuplicateKind, VerifierFailed
+from evsys_sdk.registry import Registration, register_verifier, verifiers
 from evsys_sdk.verifiers import grade, grading_problem, grading_problems
 
 
@@ -66,14 +66,16 @@ async def test_other_rollouts_go_on_while_one_is_graded():
     [LLMJudgeVerifier(judge_model="m", rubric="r"), E2BVerifier(dockerfile="d", test_sh="t", test_state_py="s")],
     ids=lambda plan: plan.kind,
 )
-async def test_a_project_may_carry_out_a_plan_its_own_way(plan):
+async def test_a_plan_is_carried_out_by_the_verifier_of_its_name_which_is_not_a_projects_to_replace(plan):
     seen = {}
 
-    @register_verifier(plan.kind)
     def own(model_output, expected, params):
         seen.update(params)
         return 0.5
 
+    with pytest.raises(DuplicateKind, match=plan.kind):
+        register_verifier(plan.kind)(own)
+    verifiers.entries[plan.kind] = Registration(name=plan.kind, target=own, origin="tests")
     verdict = await grade(HarborTask(task_id="t1", instruction="?", verifier=plan), "x")
     assert verdict.reward == 0.5
     assert seen == {name: getattr(plan, name) for name in plan.__dataclass_fields__ if name != "kind"}

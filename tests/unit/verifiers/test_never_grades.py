@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
+from evsys_sdk.checks.benchmarks import undoable_tasks
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
-from evsys_sdk.running.task_checks import undoable_tasks
 from evsys_sdk.verifiers.grading import grading_problem
 
 NAN = json.loads("NaN")
@@ -30,6 +31,15 @@ def task(fn_name, expected, **params):
         ("exact_match", "", {}, "empty"),
         ("exact_match", " \n", {}, "empty"),
         ("exact_match", ["", " "], {}, "empty"),
+        ("exact_match", "<answer></answer>", {}, "empty"),
+        ("exact_match", "It is <ANSWER> \n</ANSWER>.", {}, "empty"),
+        ("exact_match", "<answer>7</answer> or <answer> </answer>", {}, "empty"),
+        ("exact_match", ["<answer></answer>", ""], {}, "empty"),
+        ("exact_match", {"answer": ""}, {}, "empty"),
+        ("exact_match", {"tool_slug": ["", "<answer> </answer>"]}, {}, "empty"),
+        ("json_match", '""', {}, "empty"),
+        ("numeric_match", "<answer></answer>", {}, "a number"),
+        ("weighted", "<answer></answer>", {"parts": [{"fn_name": "exact_match"}]}, "empty"),
         ("exact_match", [], {}, "needs `expected`"),
         ("exact_match", None, {}, "needs `expected`"),
         ("exact_match", NAN, {}, "NaN"),
@@ -39,7 +49,18 @@ def task(fn_name, expected, **params):
         ("numeric_match", "nan", {}, "a number"),
         ("numeric_match", "", {}, "empty"),
         ("numeric_match", "seven", {}, "a number"),
+        ("numeric_match", 5, {"tolerance": NAN}, "tolerance.*finite"),
+        ("numeric_match", 5, {"tolerance": math.inf}, "tolerance.*finite"),
+        ("numeric_match", 5, {"tolerance": -1}, "tolerance.*greater than or equal to 0"),
+        ("numeric_match", 5, {"relative_tolerance": NAN}, "relative_tolerance.*finite"),
+        ("numeric_match", 5, {"relative_tolerance": 1.0}, "relative_tolerance.*less than 1"),
+        ("numeric_match", 5, {"relative_tolerance": -0.1}, "relative_tolerance.*greater than or equal to 0"),
+        ("weighted", 5, {"parts": [{"fn_name": "numeric_match", "params": {"tolerance": NAN}}]}, "tolerance"),
+        ("weighted", 5, {"parts": [{"fn_name": "exact_match", "weight": NAN}]}, "weight.*finite"),
+        ("weighted", 5, {"parts": [{"fn_name": "exact_match", "weight": 1e308}] * 3}, "weights.*too large"),
         ("json_match", {"a": [1, NAN]}, {}, "NaN"),
+        ("tool_calls_match", {}, {}, "needs `expected`"),
+        ("tool_calls_match", [{"name": "f"}, 5], {}, "needs `expected`"),
         ("json_match", None, {}, "needs `expected`"),
         ("tool_calls_match", "not calls", {}, "needs `expected`"),
         ("tool_calls_match", [{"name": "f", "arguments": {"x": NAN}}], {}, "NaN"),
@@ -68,6 +89,9 @@ def test_what_can_never_grade_is_refused_with_the_reason(fn_name, expected, para
         ("exact_match", 0, {}),
         ("exact_match", False, {}),
         ("exact_match", ["", "none"], {}),
+        ("exact_match", "<answer></answer", {}),
+        ("exact_match", "<answer></answer> <answer>7</answer>", {}),
+        ("contains", "<answer></answer>", {}),
         ("numeric_match", 0, {}),
         ("json_match", [], {}),
         ("json_match", {}, {}),

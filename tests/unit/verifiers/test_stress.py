@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from evsys_sdk import sandbox
+from evsys_sandbox import sandbox
+from evsys_sandbox.sandbox import why_unavailable
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, LLMJudgeVerifier
 from evsys_sdk.registry import inference, register_inference, register_verifier, verifiers
-from evsys_sdk.sandbox import why_unavailable
-from evsys_sdk.verifiers.stress import Findings, expected_answers, solutions, stress
+from evsys_sdk.verifiers.stress import StressReport, expected_answers, solutions, stress
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def task(task_id, fn_name, expected=None, *, prompt="What is it?", metadata=None
     return HarborTask(task_id=task_id, instruction=prompt, verifier=plan, metadata=metadata or {})
 
 
-def told(found: Findings) -> set[tuple[str, str, str]]:
+def told(found: StressReport) -> set[tuple[str, str, str]]:
     return {(finding.task_id, finding.agent, finding.what) for finding in found.findings}
 
 

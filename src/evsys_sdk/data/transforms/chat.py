@@ -6,34 +6,33 @@ columns they had stay beside it, for the transforms and metrics that come after.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from pydantic import model_validator
 
-from evsys_sdk.config.base import Params
+from evsys_sdk.config.base import JsonDict, Params
 from evsys_sdk.data.columns import (
     ANSWER_COLUMNS,
     PROMPT_COLUMNS,
     BadRow,
+    Template,
     as_text,
+    compile_template,
     find_answer,
+    find_messages,
     find_prompt,
-    keys_of,
+    refuse_row,
 )
-from evsys_sdk.data.templates import Render, Template, compile_template
 from evsys_sdk.data.transforms.base import Change, RowByRow
 from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_transform
 
-Message = dict[str, Any]
+Message = JsonDict
 
 
 @register_transform("jsonl_to_chat")
 class JsonlToChat(RowByRow):
     """Give every row `messages`: a user turn and the assistant's answer, from templates or from known columns.
 
-    Without templates, a row that has `messages` keeps them.
+    Without templates, a row that has `messages` keeps them. A known column may hold messages in place of a text.
     """
 
     cfg: Config
@@ -58,71 +57,62 @@ class JsonlToChat(RowByRow):
         cfg = self.cfg
         user = compile_template(cfg.user_template) if cfg.user_template is not None else _prompt
         answer = compile_template(cfg.assistant_template) if cfg.assistant_template is not None else _answer
-        build = _builder(user, None if cfg.prompt_only else answer, cfg.system_prompt)
-        if cfg.user_template is not None or cfg.assistant_template is not None:
-            return build
-        keep = _keeper(prompt_only=cfg.prompt_only, system=cfg.system_prompt)
-        return lambda row: keep(row) if row.get("messages") is not None else build(row)
+        system, prompt_only = cfg.system_prompt, cfg.prompt_only
+        has_template = cfg.user_template is not None or cfg.assistant_template is not None
 
-
-def _builder(user: Render, answer: Render | None, system: str | None) -> Callable[[Row], Row]:
-    if system is None and answer is not None:  # the usual case, spelt out because it runs a million times
-
-        def pair(row: Row) -> Row:
-            turns = [{"role": "user", "content": user(row)}, {"role": "assistant", "content": answer(row)}]
+        def build(row: Row) -> Row:
+            prompt, completion = user(row), "" if prompt_only else answer(row)
+            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            if system is not None:
+                others = (turn for turn in turns if turn.get("role") != "system")
+                turns = [{"role": "system", "content": system}, *others]
+            if not prompt_only:
+                last = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+                turns = [*turns, *last]
             return {**row, "messages": turns}
 
-        return pair
+        def build_pair(row: Row) -> Row:  # the usual case, spelt out because it runs a million times
+            prompt, completion = user(row), answer(row)
+            if not (isinstance(prompt, str) and isinstance(completion, str)):
+                return build(row)
+            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+            return {**row, "messages": turns}
 
-    def build(row: Row) -> Row:
-        turns = [] if system is None else [_message("system", system)]
-        turns.append(_message("user", user(row)))
-        if answer is not None:
-            turns.append(_message("assistant", answer(row)))
-        return {**row, "messages": turns}
+        make = build_pair if system is None and not prompt_only else build
 
-    return build
+        def keep_or_make(row: Row) -> Row:
+            turns = row.get("messages")
+            if turns is None:
+                return make(row)
+            if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+                raise BadRow("has `messages` that are not a list of mappings with `role` and `content`")
+            kept = turns
+            if system is not None:
+                others = (turn for turn in turns if turn.get("role") != "system")
+                kept = [{"role": "system", "content": system}, *others]
+            if prompt_only:
+                end = len(kept)
+                while end and kept[end - 1].get("role") == "assistant":
+                    end -= 1
+                kept = kept[:end]
+            return row if kept is turns else {**row, "messages": kept}
 
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
-
-
-def _keeper(*, prompt_only: bool, system: str | None) -> Callable[[Row], Row]:
-    def keep(row: Row) -> Row:
-        turns = row["messages"]
-        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-            raise BadRow("has `messages` that are not a list of mappings with `role` and `content`")
-        if system is not None:
-            turns = [_message("system", system), *(turn for turn in turns if turn.get("role") != "system")]
-        if prompt_only:
-            turns = _until_the_answer(turns)
-        return row if turns is row["messages"] else {**row, "messages": turns}
-
-    return keep
-
-
-def _until_the_answer(turns: list[Message]) -> list[Message]:
-    end = len(turns)
-    while end and turns[end - 1].get("role") == "assistant":
-        end -= 1
-    return turns[:end]
+        return make if has_template else keep_or_make
 
 
-def _prompt(row: Row) -> str:
+def _prompt(row: Row) -> str | list[Message]:
+    if messages := find_messages(row, PROMPT_COLUMNS):
+        return messages
     text = find_prompt(row)
     if text is None:
-        raise BadRow(
-            f"has nothing to ask: none of {', '.join(PROMPT_COLUMNS)}; it has: {keys_of(row)}; set user_template"
-        )
+        raise refuse_row(row, "nothing to ask", PROMPT_COLUMNS, "user_template")
     return text
 
 
-def _answer(row: Row) -> str:
+def _answer(row: Row) -> str | list[Message]:
+    if messages := find_messages(row, ANSWER_COLUMNS):
+        return messages
     value = find_answer(row)
     if value is None:
-        raise BadRow(
-            f"has no answer: none of {', '.join(ANSWER_COLUMNS)}; it has: {keys_of(row)}; "
-            "set assistant_template, or prompt_only"
-        )
+        raise refuse_row(row, "no answer", ANSWER_COLUMNS, "assistant_template, or prompt_only")
     return as_text(value)

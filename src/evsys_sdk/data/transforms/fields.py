@@ -5,14 +5,12 @@ In: rows. Out: as many rows, with other columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from pydantic import Field, model_validator
 
-from evsys_sdk.config.base import Params
-from evsys_sdk.data.columns import BadRow, MissingKey
-from evsys_sdk.data.templates import compile_template, parse_template
+from evsys_sdk.config.base import JsonDict, Params
+from evsys_sdk.data.columns import BadRow, MissingKey, compile_template, parse_template
 from evsys_sdk.data.transforms.base import Change, RowByRow
 from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_transform
@@ -26,7 +24,7 @@ class Identity(RowByRow):
         return iter(rows)
 
 
-@register_transform("map_fields", yields=True)
+@register_transform("map_fields")
 class MapFields(RowByRow):
     """Rename, set, drop and keep columns, in that order."""
 
@@ -35,7 +33,7 @@ class MapFields(RowByRow):
     class Config(Params):
         rename: dict[str, str] = Field(default_factory=dict)
         """Old name -> new name; the column must be there, and the new name must be free."""
-        set: dict[str, Any] = Field(default_factory=dict)
+        set: JsonDict = Field(default_factory=dict)
         """Column -> text with `{column}` holes, filled after renaming; anything but text is a constant."""
         drop: list[str] = Field(default_factory=list)
         """Columns to leave out, where a row has them."""
@@ -49,47 +47,36 @@ class MapFields(RowByRow):
             if len(set(self.rename.values())) < len(self.rename):
                 raise ValueError("rename: two columns would get the same name")
             for field, value in self.set.items():
-                if isinstance(value, str):
-                    _check(field, value)
+                try:
+                    parse_template(value if isinstance(value, str) else "")
+                except ValueError as exc:
+                    raise ValueError(f"set.{field}: {exc}") from exc
             return self
 
     def changer(self) -> Change:
         cfg = self.cfg
-        rename, setters = cfg.rename, [(field, _setter(value)) for field, value in cfg.set.items()]
-        drop, keep = frozenset(cfg.drop), list(cfg.keep)
+        rename, columns, drop, keep = cfg.rename, list(cfg.set), frozenset(cfg.drop), list(cfg.keep)
+        constants = {field: value for field, value in cfg.set.items() if not isinstance(value, str)}
+        texts = {field: compile_template(value) for field, value in cfg.set.items() if isinstance(value, str)}
 
         def change(row: Row) -> Row:
-            out = _renamed(row, rename) if rename else dict(row)
-            out.update([(field, value(out)) for field, value in setters])
+            for old, new in rename.items():
+                if old not in row:
+                    raise MissingKey(row, old)
+                if new in row and new not in rename:
+                    raise BadRow(
+                        f"already has {new!r}, which {old!r} would become; drop it in a map_fields before this one"
+                    )
+            out = {rename.get(key, key): value for key, value in row.items()} if rename else dict(row)
+            filled = {field: fill(out) for field, fill in texts.items()}
+            out.update((field, filled[field] if field in filled else constants[field]) for field in columns)
             if drop:
                 out = {key: value for key, value in out.items() if key not in drop}
-            return _only(out, keep) if keep else out
+            if not keep:
+                return out
+            try:
+                return {key: out[key] for key in keep}
+            except KeyError as exc:
+                raise MissingKey(out, str(exc.args[0])) from exc
 
         return change
-
-
-def _check(field: str, template: str) -> None:
-    try:
-        parse_template(template)
-    except ValueError as exc:
-        raise ValueError(f"set.{field}: {exc}") from exc
-
-
-def _setter(value: Any) -> Callable[[Row], Any]:
-    return compile_template(value) if isinstance(value, str) else lambda row: value
-
-
-def _only(row: Row, keys: list[str]) -> Row:
-    try:
-        return {key: row[key] for key in keys}
-    except KeyError as exc:
-        raise MissingKey(row, str(exc.args[0])) from exc
-
-
-def _renamed(row: Row, names: dict[str, str]) -> Row:
-    for old, new in names.items():
-        if old not in row:
-            raise MissingKey(row, old)
-        if new in row and new not in names:
-            raise BadRow(f"already has {new!r}, which {old!r} would become; drop it in a map_fields before this one")
-    return {names.get(key, key): value for key, value in row.items()}

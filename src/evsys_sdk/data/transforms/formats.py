@@ -15,10 +15,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from evsys_sdk.config.base import Name, Params
-from evsys_sdk.data.columns import PROMPT_COLUMNS, BadRow, as_text, find_prompt, keys_of, lookup, required
+from evsys_sdk.data.columns import PROMPT_COLUMNS, BadRow, as_text, find_prompt, keys_of, lookup, refuse_row, required
 from evsys_sdk.data.transforms.base import Change, RowByRow
 from evsys_sdk.data.transforms.chat import Message
-from evsys_sdk.data_types import TEXT_ROLE
+from evsys_sdk.data_types import TEXT_ROLE, content_text
 from evsys_sdk.errors import closest, shorten
 from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_transform
@@ -37,7 +37,7 @@ TRANSCRIPT = re.compile(r"(?:^|\n\n)(Human|Assistant):[ \n]?")
 """How Anthropic's helpful/harmless files write a chat down."""
 
 
-@register_transform("sharegpt_to_chat", yields=True)
+@register_transform("sharegpt_to_chat")
 class SharegptToChat(RowByRow):
     """Make `messages` of a ShareGPT conversation: a list of turns with `from` and `value`."""
 
@@ -60,13 +60,18 @@ class SharegptToChat(RowByRow):
             messages = _conversation(turns, key, speakers)
             out = {name: value for name, value in row.items() if name not in (key, "system", "tools")}
             if row.get("tools"):
-                out["tools"] = _tools(row["tools"])
+                tools = _json(row["tools"], "tools")
+                if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+                    raise BadRow(f"needs a list of tool descriptions in 'tools', not {shorten(repr(row['tools']))}")
+                out["tools"] = [
+                    tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
+                ]
             return {**out, "messages": _with_system(messages, cfg.system_prompt or row.get("system"))}
 
         return change
 
 
-@register_transform("alpaca_to_chat", yields=True)
+@register_transform("alpaca_to_chat")
 class AlpacaToChat(RowByRow):
     """Make `messages` of `instruction`, `input` and `output`, with `system` and `history` where a row has them."""
 
@@ -74,9 +79,11 @@ class AlpacaToChat(RowByRow):
 
     class Config(Params):
         instruction_key: Name = "instruction"
+        """The column with what is asked."""
         input_key: Name = "input"
         """What the instruction is about; it may be missing or empty."""
         output_key: Name = "output"
+        """The column with the answer to learn."""
         system_prompt: str | None = None
         """Plain text, put first; it replaces the row's own `system`."""
 
@@ -89,7 +96,12 @@ class AlpacaToChat(RowByRow):
                 raise BadRow(f"has an empty {cfg.output_key!r}; drop such rows with a filter before this transform")
             about = lookup(row, cfg.input_key)
             question = f"{asked}\n\n{as_text(about)}" if about not in (None, "") else asked
-            messages = [*_history(row.get("history")), _message("user", question), _message("assistant", answer)]
+            pairs: list[object] = [] if row.get("history") is None else row["history"]
+            messages = []  # earlier questions and answers, as `[[question, answer], ...]`, then this one
+            for index, pair in enumerate([*pairs, (question, answer)]):
+                if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+                    raise BadRow(f"needs a question and an answer at history[{index}], not {shorten(repr(pair))}")
+                messages += [_message("user", as_text(pair[0])), _message("assistant", as_text(pair[1]))]
             used = {cfg.instruction_key, cfg.input_key, cfg.output_key, "system", "history"}
             out = {name: value for name, value in row.items() if name not in used}
             return {**out, "messages": _with_system(messages, cfg.system_prompt or row.get("system"))}
@@ -97,7 +109,7 @@ class AlpacaToChat(RowByRow):
         return change
 
 
-@register_transform("to_plain_text", yields=True)
+@register_transform("to_plain_text")
 class ToPlainText(RowByRow):
     """Make every row plain text to learn as it stands: all of it, without the chat template (continued pretraining)."""
 
@@ -120,7 +132,7 @@ class ToPlainText(RowByRow):
         return change
 
 
-@register_transform("to_preference", yields=True)
+@register_transform("to_preference")
 class ToPreference(RowByRow):
     """Make every row a prompt (`messages`) with a better answer (`chosen`) and a worse one (`rejected`), for dpo.
 
@@ -177,22 +189,22 @@ def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _with_system(messages: list[Message], system: Any) -> list[Message]:
+def _with_system(messages: list[Message], system: object) -> list[Message]:
     if not system:
         return messages
     return [_message("system", as_text(system)), *(turn for turn in messages if turn["role"] != "system")]
 
 
-def _conversation(turns: Any, key: str, speakers: dict[str, Role]) -> list[Message]:
+def _conversation(turns: object, key: str, speakers: dict[str, Role]) -> list[Message]:
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
         raise BadRow(f"needs a list of turns in {key!r}, not {shorten(repr(turns))}")
-    return [_turn(turn, f"{key}[{index}]", speakers) for index, turn in enumerate(turns)]
+    return [_message_of_turn(turn, f"{key}[{index}]", speakers) for index, turn in enumerate(turns)]
 
 
-def _turn(turn: Any, place: str, speakers: dict[str, Role]) -> Message:
+def _message_of_turn(turn: object, place: str, speakers: dict[str, Role]) -> Message:
     """One turn as a message; `from` and `value` may also be called `role` and `content`."""
-    named = isinstance(turn, dict) and (turn.get("from") or turn.get("role"))
-    if not isinstance(named, str):
+    named = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
+    if not isinstance(turn, dict) or not isinstance(named, str):
         raise BadRow(f"needs a mapping with `from` and `value` at {place}, not {shorten(repr(turn))}")
     role = speakers.get(named.lower()) or speakers.get(named)
     if role is None:
@@ -206,28 +218,19 @@ def _turn(turn: Any, place: str, speakers: dict[str, Role]) -> Message:
         raise BadRow(f"has no `value` at {place}")
     kept = {name: turn[name] for name in ("weight", "tool_calls", "tool_call_id", "name") if turn.get(name) is not None}
     if named.lower() == "function_call":
-        return {"role": role, "content": "", **kept, "tool_calls": _calls(value, place)}
+        # One call as JSON, or a list of them.
+        calls = _json(value, place)
+        calls = calls if isinstance(calls, list) else [calls]
+        for call in calls:
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+                raise BadRow(f"needs a call with `name` and `arguments` at {place}, not {shorten(repr(value))}")
+        functions = [{"name": call["name"], "arguments": call.get("arguments", {})} for call in calls]
+        made = [{"type": "function", "function": function} for function in functions]
+        return {"role": role, "content": "", **kept, "tool_calls": made}
+    if isinstance(value, list) and all(isinstance(block, dict) and "type" in block for block in value):
+        is_text = all(block["type"] == "text" for block in value)
+        return {"role": role, "content": content_text(value) if is_text else value, **kept}
     return {"role": role, "content": "" if value is None else as_text(value), **kept}
-
-
-def _calls(value: Any, place: str) -> list[dict[str, Any]]:
-    """The tool calls that a `function_call` turn writes down as JSON: one, or a list of them."""
-    calls = _json(value, place)
-    calls = calls if isinstance(calls, list) else [calls]
-    for call in calls:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise BadRow(f"needs a call with `name` and `arguments` at {place}, not {shorten(repr(value))}")
-    return [
-        {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
-        for call in calls
-    ]
-
-
-def _tools(value: Any) -> Any:
-    tools = _json(value, "tools")
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRow(f"needs a list of tool descriptions in 'tools', not {shorten(repr(value))}")
-    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
 
 
 def _json(value: Any, place: str) -> Any:
@@ -239,20 +242,10 @@ def _json(value: Any, place: str) -> Any:
         raise BadRow(f"has text at {place} that is not JSON ({exc}): {shorten(value)}") from exc
 
 
-def _history(pairs: Any) -> list[Message]:
-    """Earlier questions and answers, as `[[question, answer], ...]`."""
-    messages = []
-    for index, pair in enumerate([] if pairs is None else pairs):
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise BadRow(f"needs a question and an answer at history[{index}], not {shorten(repr(pair))}")
-        messages += [_message("user", as_text(pair[0])), _message("assistant", as_text(pair[1]))]
-    return messages
-
-
 def _first(row: Row, columns: tuple[str, ...], what: str, setting: str) -> str:
     key = next((key for key in columns if row.get(key) is not None), None)
     if key is None:
-        raise BadRow(f"has no {what}: none of {', '.join(columns)}; it has: {keys_of(row)}; set {setting}")
+        raise refuse_row(row, f"no {what}", columns, setting)
     return key
 
 
@@ -264,8 +257,10 @@ def _prompt_of(row: Row, key: str | None, answers: set[str]) -> list[Message] | 
         if key is not None:
             required(row, key)
         rest = {name: value for name, value in row.items() if name not in answers}
-        text = find_prompt(rest)
-        return None if text is None else _chat_of(text)
+        found = next((name for name in PROMPT_COLUMNS if rest.get(name) is not None), None)
+        if found is None or not isinstance(rest[found], list):
+            text = find_prompt(rest)
+            return None if text is None else _chat_of(text)
     if isinstance(row.get("input"), dict) and row["input"].get("tools"):
         raise BadRow("has `input.tools`, which dpo cannot show to the model; describe the tools in a system message")
     value = lookup(row, found)
@@ -288,17 +283,18 @@ def _transcript(text: str) -> list[Message]:
         _message("user" if who == "Human" else "assistant", said.strip())
         for who, said in zip(parts[::2], parts[1::2], strict=True)
     ]
+    # A prompt ends with a bare `Assistant:`, behind which the answer is to follow.
     return turns[:-1] if turns[-1] == _message("assistant", "") else turns
 
 
-def _answer_chat(value: Any, key: str) -> list[Message]:
+def _answer_chat(value: object, key: str) -> list[Message]:
     """The answer as the last of a chat; the chat before it is empty where the value is the answer alone."""
     if isinstance(value, str):
         chat = _transcript(value) or [_message("assistant", value)]
     else:
         chat = _conversation([value] if isinstance(value, dict) else value, key, SPEAKERS)
     last = chat[-1]
-    if last["role"] != "assistant" or not last["content"].strip() or last.get("tool_calls"):
+    if last["role"] != "assistant" or not content_text(last["content"]).strip() or last.get("tool_calls"):
         raise BadRow(f"needs the assistant's answer as text at the end of {key!r}, not {shorten(repr(value))}")
     return chat
 

@@ -21,7 +21,7 @@ from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_transform
 
 
-@register_transform("shuffle", yields=True)
+@register_transform("shuffle")
 class Shuffle(BuiltIn):
     """Put the rows into a random order."""
 
@@ -35,7 +35,7 @@ class Shuffle(BuiltIn):
         return [rows[index] for index in _shuffled(len(rows), self.cfg.seed)]
 
 
-@register_transform("sample", yields=True)
+@register_transform("sample")
 class Sample(BuiltIn):
     """Keep `n` rows, or a fraction of them, in their order. A larger sample of the same seed holds the smaller."""
 
@@ -61,6 +61,7 @@ class Sample(BuiltIn):
             n = round(len(rows) * (fraction or 0))
         if n > len(rows):
             raise DataError(f"sample: asks for {n} rows, and there are {len(rows)}")
+        # The shuffle does not depend on n, so a smaller sample is the beginning of a larger one's.
         return [rows[index] for index in sorted(_shuffled(len(rows), self.cfg.seed)[:n])]
 
 
@@ -70,7 +71,7 @@ def _shuffled(count: int, seed: int) -> list[int]:
     return order
 
 
-@register_transform("split", yields=True)
+@register_transform("split")
 class Split(RowByRow):
     """Keep one part of the rows. The parts of one seed never share a row and together hold all of them.
 
@@ -102,23 +103,17 @@ class Split(RowByRow):
 
     def changer(self) -> Change:
         key, seed = self.cfg.key, self.cfg.seed
-        low, high = _bounds(self.cfg.fractions)[self.cfg.part]
+        # Each part has its stretch of [0, 1); sorted by name, so that `{val, train}` and `{train, val}` mean the same.
+        names = sorted(self.cfg.fractions)
+        ends = [0.0, *accumulate(self.cfg.fractions[name] for name in names)]
+        ends[-1] = 1.0  # rounding must not lose a row
+        place = names.index(self.cfg.part)
+        low, high = ends[place], ends[place + 1]
 
         def change(row: Row) -> Row | None:
-            return row if low <= _position(row if key is None else required(row, key), seed) < high else None
+            value = row if key is None else required(row, key)
+            digest = hashlib.blake2b(f"{seed}:".encode() + fingerprint(value), digest_size=8).digest()
+            # 53 bits, all that a float holds: never rounds up to 1.
+            return row if low <= (int.from_bytes(digest) >> 11) / 2**53 < high else None
 
         return change
-
-
-def _bounds(fractions: dict[str, float]) -> dict[str, tuple[float, float]]:
-    """Part -> its stretch of [0, 1); sorted by name, so that `{val, train}` and `{train, val}` mean the same."""
-    names = sorted(fractions)
-    ends = [*accumulate(fractions[name] for name in names)]
-    ends[-1] = 1.0  # rounding must not lose a row
-    return dict(zip(names, zip([0.0, *ends[:-1]], ends, strict=True), strict=True))
-
-
-def _position(value: object, seed: int) -> float:
-    """A number in [0, 1) that the value and the seed decide."""
-    digest = hashlib.blake2b(f"{seed}:".encode() + fingerprint(value), digest_size=8).digest()
-    return (int.from_bytes(digest) >> 11) / 2**53  # 53 bits, all that a float holds: never rounds up to 1

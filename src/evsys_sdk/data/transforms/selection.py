@@ -15,12 +15,13 @@ from pydantic import Field, field_validator, model_validator
 from evsys_sdk.config.base import Name, Params
 from evsys_sdk.data.columns import BadRow, fingerprint, lookup, required
 from evsys_sdk.data.transforms.base import Change, RowByRow
-from evsys_sdk.errors import shorten
+from evsys_sdk.errors import VerifierFailed, shorten
+from evsys_sdk.patterns import pattern_matches
 from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_transform
 
 
-@register_transform("dedupe", yields=True)
+@register_transform("dedupe")
 class Dedupe(RowByRow):
     """Keep the first of the rows that agree in `key`. A row without the key is an error, not a duplicate."""
 
@@ -32,10 +33,15 @@ class Dedupe(RowByRow):
 
     def changer(self) -> Change:
         key = self.cfg.key
-        seen: set[Any] = set()
+        seen: set[str | bytes] = set()
 
         def change(row: Row) -> Row | None:
-            mark = _mark(row, key)
+            # Text stands for itself, all else for its content, so that 1 is not True.
+            if key is None:
+                mark: str | bytes = fingerprint(row)
+            else:
+                value = required(row, key) if isinstance(key, str) else [required(row, part) for part in key]
+                mark = value if isinstance(value, str) else fingerprint(value)
             if mark in seen:
                 return None
             seen.add(mark)
@@ -44,15 +50,7 @@ class Dedupe(RowByRow):
         return change
 
 
-def _mark(row: Row, key: str | list[str] | None) -> str | bytes:
-    """What two duplicates have in common. Text stands for itself; the rest by content, so that 1 is not True."""
-    if key is None:
-        return fingerprint(row)
-    value = required(row, key) if isinstance(key, str) else [required(row, part) for part in key]
-    return value if isinstance(value, str) else fingerprint(value)
-
-
-@register_transform("filter", yields=True)
+@register_transform("filter")
 class Filter(RowByRow):
     """Keep the rows whose `key` meets every condition given. A row without the key meets only `exists: false`."""
 
@@ -65,7 +63,7 @@ class Filter(RowByRow):
         """Keep rows whose value is this."""
         not_equals: Any = None
         """Keep rows whose value is another."""
-        in_: list[Any] | None = Field(default=None, alias="in")
+        in_: list[Any] | None = Field(default=None, alias="in", description="Keep rows whose value is one of these.")
         not_in: list[Any] | None = None
         """Keep rows whose value is none of these."""
         min: float | None = None
@@ -79,7 +77,7 @@ class Filter(RowByRow):
         contains: Any = None
         """A part of a text, an item of a list, a key of a mapping."""
         regex: str | None = None
-        """Found anywhere in a text, as Python's `re.search` does."""
+        """Found anywhere in a text, as Python's `re.search` does; a row that takes 5 seconds is an error."""
         exists: bool | None = None
         """Keep rows that have (or lack) the value."""
 
@@ -118,19 +116,19 @@ def _tests(cfg: Filter.Config) -> list[Callable[[Any], bool]]:
     return [partial(CONDITIONS[name], wanted) for name, wanted in given.items() if wanted is not None]
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRow(f"holds {shorten(repr(value))}, which is not a number; min and max compare numbers")
     return value
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     if not isinstance(value, str | list | dict):
         raise BadRow(f"holds {shorten(repr(value))}, which has no length; min_length and max_length measure text")
     return len(value)
 
 
-def _contains(wanted: Any, value: Any) -> bool:
+def _contains(wanted: object, value: object) -> bool:
     if isinstance(value, str) and not isinstance(wanted, str):
         raise BadRow(f"holds text, and contains looks for {wanted!r}, which is none")
     if not isinstance(value, str | list | dict):
@@ -138,10 +136,13 @@ def _contains(wanted: Any, value: Any) -> bool:
     return wanted in value
 
 
-def _matches(pattern: str, value: Any) -> bool:
+def _matches(pattern: str, value: object) -> bool:
     if not isinstance(value, str):
         raise BadRow(f"holds {shorten(repr(value))}, which is not text; regex reads text")
-    return re.search(pattern, value) is not None
+    try:
+        return pattern_matches(pattern, value)
+    except VerifierFailed as exc:
+        raise BadRow(f"cannot be matched with regex: {exc}") from exc
 
 
 CONDITIONS: dict[str, Callable[[Any, Any], bool]] = {

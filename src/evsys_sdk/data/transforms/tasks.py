@@ -6,9 +6,6 @@ In: rows with a question and an answer in their columns. Out: rows of the publis
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from pydantic import Field, field_validator, model_validator
 
 from evsys_sdk.config.base import JsonDict, Name, Params
@@ -16,20 +13,23 @@ from evsys_sdk.data.columns import (
     ANSWER_COLUMNS,
     PROMPT_COLUMNS,
     BadRow,
+    Template,
+    compile_template,
     find_answer,
+    find_messages,
     find_prompt,
     fingerprint,
-    keys_of,
+    refuse_row,
     required,
 )
-from evsys_sdk.data.templates import Template, compile_template
 from evsys_sdk.data.transforms.base import Change, RowByRow
+from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import UnknownKind
 from evsys_sdk.protocols import Row
 from evsys_sdk.registry import register_transform, verifiers
 
 
-@register_transform("to_harbor_task", yields=True)
+@register_transform("to_harbor_task")
 class ToHarborTask(RowByRow):
     """Make every row a task that a registered verifier function scores."""
 
@@ -67,21 +67,50 @@ class ToHarborTask(RowByRow):
     def changer(self) -> Change:
         cfg = self.cfg
         instruction = _prompt if cfg.instruction_template is None else compile_template(cfg.instruction_template)
-        expected = _expectation(cfg.expected_key, cfg.expected_template)
-        name_task, fn_name, params = _namer(cfg.task_id_key), cfg.fn_name, cfg.verifier_params
-        used = {"metadata", cfg.task_id_key, cfg.expected_key}
+        expected_text = None if cfg.expected_template is None else compile_template(cfg.expected_template)
+        fn_name, params, expected_key, id_key = cfg.fn_name, cfg.verifier_params, cfg.expected_key, cfg.task_id_key
+        used = {"metadata", id_key, expected_key}
+        ids: dict[str, int] = {}  # the row of an id from a column, or how often content has come
+
+        def expect(row: Row) -> object:
+            if expected_text is not None:
+                return expected_text(row)
+            value = find_answer(row) if expected_key is None else required(row, expected_key)
+            if value is None:
+                raise refuse_row(row, "no right answer", ANSWER_COLUMNS, "expected_key")
+            messages = find_messages({"answer": value}, ["answer"])
+            return value if messages is None else content_text(messages[-1].get("content"))
+
+        def name_task(row: Row, task: Row) -> str:
+            """Ids that differ: from the column, where two equal ones are an error, or from the content, numbered."""
+            if id_key is None:
+                name = f"task-{fingerprint(task).hex()[:12]}"
+                ids[name] = ids.get(name, 0) + 1
+                return name if ids[name] == 1 else f"{name}-{ids[name]}"
+            name = str(required(row, id_key))
+            if name in ids:
+                raise BadRow(f"has the id {name!r} in {id_key!r}, and so has row {ids[name]}; ids must differ")
+            ids[name] = len(ids)
+            return name
 
         def change(row: Row) -> Row:
+            chat = find_messages(row, PROMPT_COLUMNS) if cfg.instruction_template is None else None
+            if chat and chat[-1]["role"] != "user":
+                raise BadRow(f"has a prompt whose last message is the {chat[-1]['role']}'s; it must be the user's")
             task = {
-                "instruction": instruction(row),
+                "instruction": chat[-1].get("content") if chat else instruction(row),
                 "verifier": {
                     "kind": "in_process",
                     "fn_name": fn_name,
-                    "expected": expected(row),
+                    "expected": expect(row),
                     "params": dict(params),
                 },
             }
-            return {"task_id": name_task(row, task), **task, "metadata": _metadata(row, used)}
+            metadata, content = _metadata(row, used), task
+            if chat and chat[:-1]:
+                metadata["history"] = chat[:-1]
+                content = {**task, "history": chat[:-1]}  # two chats may end with the same question
+            return {"task_id": name_task(row, content), **task, "metadata": metadata}
 
         return change
 
@@ -89,42 +118,8 @@ class ToHarborTask(RowByRow):
 def _prompt(row: Row) -> str:
     text = find_prompt(row)
     if text is None:
-        columns = ", ".join(PROMPT_COLUMNS)
-        raise BadRow(f"has nothing to do: none of {columns}; it has: {keys_of(row)}; set instruction_template")
+        raise refuse_row(row, "nothing to do", PROMPT_COLUMNS, "instruction_template")
     return text
-
-
-def _answer(row: Row) -> Any:
-    value = find_answer(row)
-    if value is None:
-        columns = ", ".join(ANSWER_COLUMNS)
-        raise BadRow(f"has no right answer: none of {columns}; it has: {keys_of(row)}; set expected_key")
-    return value
-
-
-def _expectation(key: str | None, template: str | None) -> Callable[[Row], Any]:
-    if template is not None:
-        return compile_template(template)
-    return _answer if key is None else lambda row: required(row, key)
-
-
-def _namer(key: str | None) -> Callable[[Row, Row], str]:
-    """Ids that differ: from the column, where two equal ones are an error, or from the content, where they count up."""
-    used: dict[str, int] = {}
-
-    def from_column(row: Row, task: Row) -> str:
-        name = str(required(row, key or ""))
-        if name in used:
-            raise BadRow(f"has the id {name!r} in {key!r}, and so has row {used[name]}; ids must differ")
-        used[name] = len(used)
-        return name
-
-    def from_content(row: Row, task: Row) -> str:
-        name = f"task-{fingerprint(task).hex()[:12]}"
-        used[name] = used.get(name, 0) + 1
-        return name if used[name] == 1 else f"{name}-{used[name]}"
-
-    return from_content if key is None else from_column
 
 
 def _metadata(row: Row, used: set[str | None]) -> Row:
@@ -135,12 +130,7 @@ def _metadata(row: Row, used: set[str | None]) -> Row:
     return {**{key: value for key, value in row.items() if key not in used}, **own}
 
 
-def _value(row: Row, key: str) -> Any:
-    """The value, which may be null as long as the column is there."""
-    return row[key] if key in row else required(row, key)
-
-
-@register_transform("to_prompt_example", yields=True)
+@register_transform("to_prompt_example")
 class ToPromptExample(RowByRow):
     """Make every row inputs and the output wanted."""
 
@@ -160,7 +150,8 @@ class ToPromptExample(RowByRow):
             answer = key or next((column for column in ANSWER_COLUMNS if row.get(column) is not None), None)
             names = [name for name in row if name not in (answer, "metadata")] if inputs is None else inputs
             return {
-                "inputs": {name: _value(row, name) for name in names},
+                # A value may be null as long as the column is there.
+                "inputs": {name: row[name] if name in row else required(row, name) for name in names},
                 "expected": None if answer is None else required(row, answer),
                 "metadata": _metadata(row, {"metadata", answer, *names}),
             }

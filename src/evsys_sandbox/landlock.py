@@ -1,0 +1,128 @@
+"""Put a process that is being traced into a Landlock domain, by system calls that it is made to make.
+
+In: a process that has run nothing of its program yet. Out: the same process, confined; `TracingFailed` where that was
+not possible. Without imports of evsys_sdk, as the whole of `supervisor`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable
+
+from evsys_sandbox.ptrace import (
+    LONGEST_PATH,
+    Machine,
+    TracingFailed,
+    get_registers,
+    libc,
+    peek,
+    poke,
+    put,
+    read_link,
+    set_registers,
+)
+
+# linux/landlock.h; the numbers of these calls are the same on every architecture.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+RULESET_VERSION = 1
+MOST_DOMAINS = 16
+"""Within one another; the kernel's limit."""
+WRITE_FILE, REFER, TRUNCATE = 1 << 1, 1 << 13, 1 << 14
+MAKE_AND_REMOVE = 0b1_1111_1111 << 4
+"""Remove folders and files; make devices, folders, files, sockets, pipes and links."""
+SCOPE_ABSTRACT_UNIX_SOCKET = 1
+PATH_BENEATH = 1
+AT_FDCWD, O_PATH_CLOEXEC = -100, 0o10000000 | 0o2000000
+OPEN_FILES = "/proc/self/fd/"
+
+
+def confine(
+    tid: int, machine: Machine, *, version: int, writable: list[str] | None, until_call: Callable[[int], None]
+) -> None:
+    """Have a process, which stands at the end of a system call, enter a new Landlock domain; one in which it
+    can write to these places only, where they are given. `until_call` lets it run to the next beginning or end of a
+    system call."""
+    registers = get_registers(tid, machine)
+    # Far below the stack pointer: bash may be at work here (a file without a `#!` line), and the 128 bytes below the
+    # pointer are in use on x86_64. What lies there is put back at the end.
+    pc, scratch = registers[machine.pc], (registers[machine.stack] - 2 * LONGEST_PATH) & ~0xF
+    places = [os.fsencode(place) + b"\0" for place in writable or ["/"]]
+    used = range(0, max(24, *map(len, places)) + 8, 8)
+    text, memory = peek(tid, pc), [peek(tid, scratch + offset) for offset in used]
+    poke(tid, pc, machine.instruction + text[len(machine.instruction) :])
+
+    def call(number: int, *arguments: int) -> int:
+        changed = list(registers)
+        changed[machine.pc], changed[machine.call] = pc, number
+        if machine.original is not None:
+            # -1: the process is in no call, so the kernel restarts none.
+            changed[machine.original] = 2**64 - 1
+        for place, value in zip(machine.arguments, (*arguments, 0, 0, 0, 0), strict=False):
+            changed[place] = value & (2**64 - 1)
+        # The process now runs the instruction that was put at `pc`. The first stop is the beginning of the call, the
+        # second its end.
+        set_registers(tid, changed)
+        until_call(tid)
+        until_call(tid)
+        result = get_registers(tid, machine)[machine.result]
+        return result - 2**64 if result >= 2**63 else result
+
+    # TRUNCATE exists since version 3 of Landlock (Linux 6.2), scopes since version 6 (Linux 6.12).
+    scope = SCOPE_ABSTRACT_UNIX_SOCKET if version >= 6 else 0
+    of_files = WRITE_FILE | (TRUNCATE if version >= 3 else 0)
+    # Without a list of places: a domain that allows moves between folders everywhere. One that did not speak of them
+    # would refuse them in every domain below it that is about files, and so to every program of the agent.
+    handled = of_files | MAKE_AND_REMOVE | REFER if writable is not None else REFER
+    put(tid, scratch, struct.pack("=QQQ", handled, 0, scope))
+    # The first 8 bytes are the rights on files, which every version takes. Kernels before version 6 do not know the
+    # third word, so it is not sent there.
+    ruleset = call(CREATE_RULESET, scratch, 24 if scope else 8, 0)
+    if ruleset < 0:
+        raise TracingFailed
+    for place in places:
+        put(tid, scratch, place)
+        # Not followed, but for `/proc/self/fd/N`: a place can have become a link to the guarded folder since it was
+        # listed.
+        flags = O_PATH_CLOEXEC | (0 if place.startswith(OPEN_FILES.encode()) else os.O_NOFOLLOW)
+        opened = call(machine.openat, AT_FDCWD, scratch, flags, 0)
+        if opened < 0:
+            continue  # gone meanwhile
+        put(tid, scratch, struct.pack("=Qi4x", handled, opened))
+        if call(ADD_RULE, ruleset, PATH_BENEATH, scratch, 0) == -errno.EINVAL:  # no folder, but a file
+            put(tid, scratch, struct.pack("=Qi4x", handled & of_files, opened))
+            call(ADD_RULE, ruleset, PATH_BENEATH, scratch, 0)
+        call(machine.close, opened)
+    if call(RESTRICT_SELF, ruleset, 0) != 0:
+        raise TracingFailed
+    call(machine.close, ruleset)
+    for offset, word in zip(used, memory, strict=True):
+        poke(tid, scratch + offset, word)
+    poke(tid, pc, text)
+    set_registers(tid, registers)
+
+
+def writable_places(process: int, guarded: str) -> list[str]:
+    """What a program of the agent may write to: all that is mounted to be written, but for the guarded folder."""
+    root, above = f"/proc/{process}/root", os.path.dirname(guarded)
+    with open(f"/proc/{process}/mountinfo") as file:
+        mounts = [line.split()[4:6] for line in file]
+    mounted = [place for place, options in mounts if "rw" in options.split(",")]
+    places = ["/dev", *(place for place in mounted if not f"{guarded}/".startswith(place.rstrip("/") + "/"))]
+    # Landlock has no exceptions: beside the guarded folder, each neighbour is allowed by itself. Not links: one of
+    # the agent's could lead into the guarded folder.
+    with os.scandir(f"{root}{above}") as neighbours:
+        places += [f"{above}/{each.name}" for each in neighbours if not each.is_symlink()]
+    places = [place for place in places if place != guarded and not place.startswith("/dev/")]
+    # `echo x > /dev/stderr` opens a file anew that the tests have given to the program, such as their log.
+    for number in range(3):
+        given = read_link(f"/proc/{process}/fd/{number}")
+        if given.startswith(f"{guarded}/") and not os.path.basename(given).startswith("reward"):
+            places.append(f"{OPEN_FILES}{number}")
+    return places
+
+
+def landlock_version() -> int:
+    """0 where the kernel has none, or has it turned off."""
+    return max(0, int(libc.syscall(CREATE_RULESET, None, 0, RULESET_VERSION)))

@@ -1,0 +1,216 @@
+"""How often the question of an experiment was looked at before.
+
+In: the runs of every arm, what the arms and tasks are, and where records may lie. Out: `Looks`: the earlier results
+that a reader saw before this one. Adding seeds or tasks until something is significant finds something among equals; so
+each earlier result counts, and the verdict widens its intervals by their number.
+
+A question is told by its content: two arms or more with the same settings and data, on tasks of which at least half are
+the same, by the same metric. Names and folders play no part. Earlier looks are experiments with the same question that
+had other seeds or came to other scores, and such attempts that `--fresh` set aside. An identical repeat is no further
+look, and has the looks that the first of them had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evsys_sdk.config.load import plain
+from evsys_sdk.config.schema import ExperimentConfig
+from evsys_sdk.config.sweep import REHEARSALS
+from evsys_sdk.eval.benchmark import BenchmarkLoader
+from evsys_sdk.experiment.outcome import record_path
+from evsys_sdk.experiment.registration import workspaces_of
+from evsys_sdk.files import read_object
+from evsys_sdk.history.digest import Digest
+from evsys_sdk.history.history import attempts_of, read_history, read_one, records_below
+from evsys_sdk.protocols import RunResult
+from evsys_sdk.record.environment import config_hash
+from evsys_sdk.record.models import RecordedLooks
+from evsys_sdk.report.conclusion import over_tasks, score_keys, task_counts
+from evsys_sdk.score_names import metric_of
+from evsys_sdk.stats.task_sketch import TaskSketch, sketch_from, sketch_of
+
+Arms = Mapping[str, Sequence[RunResult]]
+Seeds = tuple[list[int], list[float]]
+"""The seeds of an arm that have a score (empty where a record does not have them), and the success metric of each."""
+Scores = dict[str, Seeds]
+"""By the identity of the arm."""
+NOT_SETTINGS = ("name", "tags", "group", "seed")
+"""Of a run: what it is called, and its seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What an experiment asks."""
+
+    arms: dict[str, str]
+    """Arm -> hash of its settings and the contents of its data; of a trial that a search drew, its name."""
+    tasks: dict[str, TaskSketch]
+    """Benchmark, as `val/tools` -> the tasks that are scored."""
+
+    def is_asked_by(self, digest: Digest, metrics: set[str]) -> bool:
+        """True where the same was measured, and tasks are shared; without a benchmark on one side arms alone tell."""
+        if metrics and digest.measured and not metrics & {metric_of(key) for key in digest.measured}:
+            return False
+        theirs = [found for data in digest.sketches.values() if (found := sketch_from(data))]
+        if not theirs or not self.tasks:
+            return bool(theirs) == bool(self.tasks) or not digest.sketches
+        return any(mine.is_like(other) for mine in self.tasks.values() for other in theirs)
+
+
+def question_of(
+    config: ExperimentConfig, facts: Mapping[str, Any], benchmarks: BenchmarkLoader, *, max_steps: int | None = None
+) -> Question:
+    """By the settings, and by the hashes of the contents that these only name (`facts`)."""
+    tasks = {}
+    for entry in config.metadata.benchmark:
+        tasks[f"{entry.role}/{entry.label}"] = sketch_of(benchmarks.get(entry).tasks[: entry.limit])
+    arms = {}
+    for run in config.all_runs():
+        settings = {key: value for key, value in plain(run).items() if key not in NOT_SETTINGS}
+        # Arms that `--steps` cut short are no look at the arms of full length.
+        arms[run.name] = config_hash({"settings": _contents(settings, facts), "max_steps": max_steps})[:16]
+    return Question(arms=arms, tasks=tasks)
+
+
+def _contents(value: Any, facts: Mapping[str, Any]) -> Any:
+    """The settings with the hash of a file's rows where they name the file."""
+    if isinstance(value, Mapping):
+        return {key: _contents(inner, facts) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_contents(inner, facts) for inner in value]
+    return facts.get(f"contents of {value}", value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierLooks:
+    """The results on one question that came before this one."""
+
+    before: list[str] = field(default_factory=list)
+    """Experiments, each as `name (when)`."""
+    set_aside: int = 0
+    """Attempts of this experiment that `--fresh` set aside."""
+    rerolls: int = 0
+    """Those of them that came to other scores, with other seeds or on a backend that does not repeat exactly."""
+    question: Question | None = None
+    seeds: dict[str, list[int]] = field(default_factory=dict)
+    """Arm -> the seeds that were scored this time."""
+
+    @property
+    def count(self) -> int:
+        """Looks at the question, this one included."""
+        return 1 + len(self.before) + self.rerolls
+
+    def to_record(self) -> RecordedLooks:
+        counted = RecordedLooks(count=self.count, before=self.before, set_aside=self.set_aside, rerolls=self.rerolls)
+        if self.question is None:
+            return counted
+        tasks = {name: sketch.as_dict() for name, sketch in self.question.tasks.items()}
+        return counted.model_copy(update={"arms": self.question.arms, "tasks": tasks, "seeds": self.seeds})
+
+    @property
+    def lines(self) -> list[str]:
+        """What the conclusion says of them; nothing where this is the first look."""
+        if self.count == 1:
+            return []
+        told = [f"earlier looks: {', '.join(self.before)}"] if self.before else []
+        if self.rerolls:
+            attempts = "attempt" if self.rerolls == 1 else "attempts"
+            told.append(f"{self.rerolls} {attempts} with other seeds or scores set aside by --fresh")
+        return [f"Look {self.count} at this question ({'; '.join(told)})."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """One earlier result on the question."""
+
+    label: str
+    scores: Scores
+    ended: str
+    is_own: bool
+    """Of this experiment: its record as it is, or an attempt at it."""
+    is_attempt: bool
+
+
+def find_looks(
+    arms: Arms, metric: str | None, output_dir: Path, config: ExperimentConfig, question: Question
+) -> EarlierLooks:
+    """The looks at what the arms scored by this metric; none for a rehearsal."""
+    if output_dir.name == REHEARSALS:
+        return EarlierLooks()
+    keys = score_keys(arms, metric) if metric else []
+    scored: dict[str, Seeds] = {}
+    for arm, runs in arms.items():
+        values = [
+            (number if run.seed is None else run.seed, value)
+            for number, run in enumerate(runs)
+            if run.status == "completed" and (value := over_tasks(run.metrics, keys, task_counts(run))) is not None
+        ]
+        scored[arm] = [seed for seed, _ in values], [value for _, value in values]
+    # By what the arm is and not by its name, so that the same arm under another name is the same.
+    scores = {question.arms.get(arm, arm): each for arm, each in scored.items()}
+    seeds = {arm: each[0] for arm, each in scored.items()}
+    own = record_path(output_dir, config.name).absolute()
+    metrics = {metric_of(key) for key in keys}
+    # `ended` is ISO 8601 in UTC, whose order as text is that of time.
+    earlier = sorted(_earlier(own, output_dir, config, question, metrics), key=lambda one: one.ended)
+    attempts = len(attempts_of(own))
+    if any(values for _, values in scores.values()):
+        first = next((one for one in earlier if _is_repeat(one.scores, scores)), None)
+        if first is not None and first.is_own and not first.is_attempt:  # told again, at a later time
+            known = (read_object(own) or {}).get("looks") or {}
+            before, rerolls = list(known.get("before") or []), int(known.get("rerolls") or 0)
+            return EarlierLooks(before=before, set_aside=attempts, rerolls=rerolls, question=question, seeds=seeds)
+        if first is not None:  # a repeat of it: what was seen later took no part in it
+            earlier = earlier[: earlier.index(first)]
+    looks: dict[str, _Result] = {}
+    for one in earlier:
+        # What this experiment had come to when it was interrupted is a part of this result.
+        is_part = one.is_own and not one.is_attempt
+        shared = [arm for arm in one.scores if one.scores[arm][1] and scores.get(arm, ([], []))[1]]
+        # A look compared two arms at least, with other seeds or scores than now.
+        if not is_part and len(shared) > 1 and any(not _is_same(one.scores[arm], scores[arm]) for arm in shared):
+            # A result may lie in several places, copied or repeated: the same scores of the same seeds are one look.
+            looks.setdefault(repr(sorted(one.scores.items())), one)
+    return EarlierLooks(
+        before=[one.label for one in looks.values() if not one.is_own],
+        set_aside=attempts,
+        rerolls=sum(one.is_own for one in looks.values()),
+        question=question,
+        seeds=seeds,
+    )
+
+
+def _earlier(
+    own: Path, output_dir: Path, config: ExperimentConfig, question: Question, metrics: set[str]
+) -> Iterator[_Result]:
+    """The results of experiments that ask this question, and of attempts at them: those that the workspaces' indexes
+    know and those that lie in the folder of this experiment and its parent's."""
+    records = {entry.record: entry for space in workspaces_of(config) for entry in read_history(space).entries}
+    for path in [*records_below(output_dir, 1), *records_below(output_dir.parent, 1), own]:
+        if path not in records and (entry := read_one(path)) is not None:
+            records[path] = entry
+    for path, entry in records.items():
+        if entry.notes.why_invalid is not None or REHEARSALS in path.parts[-2:-1]:
+            continue
+        found = [(entry.digest, False), *((attempt, True) for attempt in attempts_of(path))]
+        for digest, is_attempt in found:
+            if question.is_asked_by(digest, metrics):
+                label = f"{digest.name} ({digest.ended}{', set aside by --fresh' if is_attempt else ''})"
+                ended = digest.ended or ""
+                # In a record that does not have the identity of arms, an arm is the one of the same name.
+                scores = {one.identity or question.arms.get(one.arm, one.arm): (one.seeds, one.scores)
+                          for one in digest.arms}  # fmt: skip
+                yield _Result(label=label, scores=scores, ended=ended, is_own=path == own, is_attempt=is_attempt)
+
+
+def _is_repeat(then: Scores, now: Scores) -> bool:
+    return then.keys() == now.keys() and all(_is_same(then[arm], now[arm]) for arm in now)
+
+
+def _is_same(then: Seeds, now: Seeds) -> bool:
+    """True for the same scores of the same seeds: other seeds that score alike by chance were another look."""
+    return then[1] == now[1] and (not then[0] or then[0] == now[0])

@@ -1,0 +1,1 @@
+"""The dashboard client: wire format, mirror on disk, sender, logger."""

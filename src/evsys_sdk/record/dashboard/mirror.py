@@ -1,0 +1,152 @@
+"""The dashboard's mirror on disk: one file per client session, and how much of it the server has acknowledged.
+
+In: events. Out: `<log_dir>/<project or "local">/<session>.jsonl`, whose first line says for which server it is, and
+`<session>.ack`, the byte offset up to which the server has everything. A session is owned through a kernel lock on
+its file: it goes with the process, and the next client may then send what is left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evsys_sdk import files
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.logs import get_logger
+from evsys_sdk.record.dashboard.wire import MAX_BATCH_BYTES, MAX_BATCH_LINES, WireEvent
+from evsys_sdk.record.lines import LineFile
+from evsys_sdk.redaction import redact
+
+LOCAL = "local"
+"""Folder of sessions without a project; nothing sends those by itself."""
+
+
+def project_folder(log_dir: str | Path, project_id: str | None) -> Path:
+    """Where a project's sessions lie."""
+    return Path(log_dir) / (re.sub(r"[^\w.-]", "_", project_id).lstrip(".") or LOCAL if project_id else LOCAL)
+
+
+@dataclass(slots=True)
+class Window:
+    """A stretch of a session that goes out together."""
+
+    events: list[WireEvent] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Byte offset behind each event."""
+    end: int = 0
+    """Byte offset behind the whole stretch, unreadable lines included."""
+
+
+class MirrorSession:
+    """One session file, held by this process until `close`."""
+
+    def __init__(self, file: LineFile, acknowledged: int):
+        self.path = file.path
+        self._file = file
+        self.acknowledged = acknowledged
+
+    @classmethod
+    def create(cls, folder: Path, target: Mapping[str, object]) -> MirrorSession:
+        """A new session; `target` (api_url, project_id, offline) becomes its first line."""
+        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{secrets.token_hex(4)}"
+        file = LineFile(folder / f"{name}.jsonl")
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        # The header after the lock: a client that looks in between (`left_behind`) finds an empty file and passes it
+        # over.
+        return cls(file, file.append(files.to_json({"session": name, **target})))
+
+    @classmethod
+    def claim(cls, path: Path, *, from_start: bool = False) -> MirrorSession | None:
+        """Take over a session whose owner is gone; None when another process holds it."""
+        with open(path, "rb") as handle:
+            start = len(handle.readline())
+        file = LineFile(path)
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return cls(file, start if from_start else max(start, _read_offset(path)))
+
+    def append(self, event: WireEvent) -> int:
+        """Keep `event`; return the offset behind it."""
+        return self._file.append(redact(files.to_json(event.to_dict())))
+
+    @property
+    def unsent_bytes(self) -> int:
+        return max(0, self.path.stat().st_size - self.acknowledged)
+
+    def unsent_lines(self) -> int:
+        with open(self.path, "rb") as handle:
+            handle.seek(self.acknowledged)
+            return sum(1 for _ in handle)
+
+    def read(self) -> Window:
+        """The next events that were not acknowledged, up to the size of a batch."""
+        window = Window(end=self.acknowledged)
+        with open(self.path, "rb") as handle:
+            handle.seek(self.acknowledged)
+            while len(window.events) < MAX_BATCH_LINES and window.end - self.acknowledged < MAX_BATCH_BYTES:
+                line = handle.readline()
+                if not line.endswith(b"\n"):
+                    break  # the end, or a line that is still being written
+                window.end += len(line)
+                try:
+                    window.events.append(WireEvent.from_dict(json.loads(line)))
+                    window.ends.append(window.end)
+                except (ValueError, KeyError, TypeError) as exc:
+                    if line.strip():
+                        get_logger(__name__).warning("skipped an unreadable line of %s: %s", self.path, exc)
+        return window
+
+    def acknowledge(self, offset: int) -> None:
+        """The server has everything up to `offset`."""
+        if offset > self.acknowledged:
+            self.acknowledged = offset
+            # Memory first: if this cannot be written, the session goes on, and only the next client sends something
+            # twice.
+            files.write_text(self.path.with_suffix(".ack"), str(offset))
+
+    def reject(self, event: WireEvent, reason: str) -> None:
+        """Note an event that the server will never take; the mirror itself keeps it too."""
+        file = LineFile(self.path.with_suffix(".rejected"))
+        file.append(redact(files.to_json({"reason": reason, **event.to_dict()})))
+        file.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _read_offset(path: Path) -> int:
+    try:
+        return int(path.with_suffix(".ack").read_text())
+    except (OSError, ValueError):
+        return 0  # sending again is harmless, losing is not
+
+
+def left_behind(folder: Path, target: Mapping[str, object]) -> Iterator[MirrorSession]:
+    """Sessions for the same server that ended before everything was sent, claimed one by one."""
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            if path.stat().st_size > _read_offset(path) and _is_for(path, target):
+                session = MirrorSession.claim(path)
+                if session is not None:
+                    yield session
+        except (OSError, EvsysError) as exc:
+            get_logger(__name__).warning("cannot look at mirror session %s: %s", path, exc)
+
+
+def _is_for(path: Path, target: Mapping[str, object]) -> bool:
+    with open(path, "rb") as handle:
+        try:
+            header = json.loads(handle.readline())
+        except ValueError:
+            return False
+    return isinstance(header, dict) and all(header.get(key) == value for key, value in target.items())

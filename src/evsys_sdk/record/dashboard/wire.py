@@ -1,0 +1,203 @@
+"""What goes over the dashboard's wire: routes, payloads, and the mirror's lines. Client and server both read it here.
+
+In: values. Out: plain dicts. Pure, and of the standard library only, because the server imports this module
+and nothing else of the SDK.
+
+Rules that make a replay harmless:
+- Ids are made by the client, so a record sent twice is the same record.
+- `POST` creates or overwrites by id. A step is keyed (generation, step, metric name), a prediction by its id;
+  of two values for one key the one with the newer `ts` counts.
+- `PATCH` sets the named fields and leaves the others.
+- A field without a value is left out; `null` is never sent for it.
+- NaN and infinities travel as the strings "NaN", "Infinity", "-Infinity" (JSON has no numbers for them).
+
+A run is called a *generation* here, because the published client API says so.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+API_PREFIX = "/api/dashboard/api"
+PROJECT_HEADER = "X-Evsys-Project"
+
+# Both are looked at before a line is added to a stretch, so that a line of any length still goes out.
+MAX_BATCH_LINES = 2000
+MAX_BATCH_BYTES = 2 * 1024 * 1024
+
+Status = Literal["running", "completed", "failed", "cancelled", "pruned"]
+Method = Literal["POST", "PATCH"]
+JsonDict = dict[str, Any]
+
+_NAMESPACE = uuid.UUID("7b0f5f0e-6c1f-5d0a-9f57-4b1d7c0f2a10")
+
+
+def new_id() -> str:
+    """A fresh record id."""
+    return str(uuid.uuid4())
+
+
+def derived_id(*parts: str) -> str:
+    """The same id for the same parts, e.g. for a run that is resumed by another process."""
+    return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
+
+
+def number(value: Any) -> float:
+    """The float behind a wire number, the three strings included."""
+    if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
+        raise ValueError(f"{value!r} is no wire number")
+    return float(value)
+
+
+def headers(api_key: str, project_id: str) -> dict[str, str]:
+    """Who is speaking, and for which project."""
+    return {"Authorization": f"Bearer {api_key}", PROJECT_HEADER: project_id, "Content-Type": "application/json"}
+
+
+def experiments_path() -> str:
+    return f"{API_PREFIX}/sdk/experiments/"
+
+
+def experiment_path(experiment_id: str) -> str:
+    return f"{API_PREFIX}/sdk/experiments/{experiment_id}/"
+
+
+def generations_path() -> str:
+    return f"{API_PREFIX}/sdk/generations/"
+
+
+def generation_path(generation_id: str) -> str:
+    return f"{API_PREFIX}/sdk/generations/{generation_id}/"
+
+
+def steps_path(generation_id: str) -> str:
+    return f"{API_PREFIX}/sdk/generations/{generation_id}/step/"
+
+
+def evals_path(generation_id: str) -> str:
+    return f"{API_PREFIX}/sdk/generations/{generation_id}/eval/"
+
+
+def predictions_path(generation_id: str) -> str:
+    return f"{API_PREFIX}/sdk/generations/{generation_id}/predictions/"
+
+
+def benchmarks_path() -> str:
+    return f"{API_PREFIX}/sdk/benchmarks/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireRequest:
+    """One HTTP call."""
+
+    method: Method
+    path: str
+    body: JsonDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireEvent:
+    """One line of the mirror: a request, or one item of a request that carries many."""
+
+    path: str
+    body: JsonDict
+    method: Method = "POST"
+    batch: str = ""
+    """The key of the list this item goes into (`steps`, `predictions`); empty for a separate request."""
+
+    def to_dict(self) -> JsonDict:
+        record: JsonDict = {"method": self.method, "path": self.path, "body": self.body}
+        return record | {"batch": self.batch} if self.batch else record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> WireEvent:
+        """The event behind a parsed mirror line; KeyError or ValueError when it is none."""
+        if record["method"] not in ("POST", "PATCH"):
+            raise ValueError(f"method {record['method']!r}")
+        return cls(method=record["method"], path=record["path"], body=record["body"], batch=record.get("batch", ""))
+
+
+def given(fields: Mapping[str, object]) -> JsonDict:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def experiment_event(
+    experiment_id: str, *, name: str, ts: float, hypothesis: str = "", details: Mapping[str, object] | None = None
+) -> WireEvent:
+    """A new experiment; `details`: description, config, tags, metadata, parent_experiment_id."""
+    body = {"id": experiment_id, "name": name, "hypothesis": hypothesis, "status": "running", "ts": ts}
+    return WireEvent(path=experiments_path(), body={**given(details or {}), **body})
+
+
+def experiment_update(experiment_id: str, fields: Mapping[str, object], *, ts: float) -> WireEvent:
+    """Changed fields: status, best_score, conclusion, ..."""
+    return WireEvent(method="PATCH", path=experiment_path(experiment_id), body={**given(fields), "ts": ts})
+
+
+def generation_event(
+    generation_id: str,
+    experiment_id: str,
+    *,
+    name: str,
+    recipe_kind: str,
+    run_config: Mapping[str, object],
+    ts: float,
+) -> WireEvent:
+    """A new run of an experiment."""
+    body = {"id": generation_id, "experiment_id": experiment_id, "name": name, "recipe_kind": recipe_kind}
+    return WireEvent(
+        path=generations_path(), body={**body, "run_config": given(run_config), "status": "running", "ts": ts}
+    )
+
+
+def generation_update(generation_id: str, fields: Mapping[str, object], *, ts: float) -> WireEvent:
+    """Changed fields: status, metrics, artifacts, error, conclusion, ..."""
+    return WireEvent(method="PATCH", path=generation_path(generation_id), body={**given(fields), "ts": ts})
+
+
+def step_event(generation_id: str, step: int, metrics: Mapping[str, float], *, ts: float) -> WireEvent:
+    """The numbers of one training step."""
+    body = {"step": step, "ts": ts, "metrics": dict(metrics)}
+    return WireEvent(path=steps_path(generation_id), body=body, batch="steps")
+
+
+def eval_event(eval_id: str, generation_id: str, fields: Mapping[str, object], *, ts: float) -> WireEvent:
+    """One evaluation: name, split, step, metrics, benchmark_id, error, and details such as scores with intervals."""
+    return WireEvent(path=evals_path(generation_id), body={**given(fields), "id": eval_id, "ts": ts})
+
+
+def prediction_event(generation_id: str, prediction: Mapping[str, object], *, ts: float) -> WireEvent:
+    """One rollout of an evaluation. It keeps its own `id` when it brings one."""
+    body = {"id": new_id(), **given(prediction), "ts": ts}
+    return WireEvent(path=predictions_path(generation_id), body=body, batch="predictions")
+
+
+def benchmark_event(benchmark_id: str, *, name: str, fields: Mapping[str, object], ts: float) -> WireEvent:
+    """A suite of tasks that evaluations may refer to."""
+    return WireEvent(path=benchmarks_path(), body={**given(fields), "id": benchmark_id, "name": name, "ts": ts})
+
+
+def batched(events: Iterable[WireEvent]) -> Iterator[list[WireEvent]]:
+    """Events as they may be sent: items of one list together, a separate request alone, in an order that
+    keeps every item behind the requests that came before it and before those that came after."""
+    groups: dict[tuple[str, str], list[WireEvent]] = {}
+    for event in events:
+        if event.batch:
+            groups.setdefault((event.path, event.batch), []).append(event)
+            continue
+        yield from groups.values()
+        groups = {}
+        yield [event]
+    yield from groups.values()
+
+
+def request_of(events: list[WireEvent]) -> WireRequest:
+    """The one request that carries these events (a group of `batched`)."""
+    first = events[0]
+    body = {first.batch: [event.body for event in events]} if first.batch else first.body
+    return WireRequest(method=first.method, path=first.path, body=body)

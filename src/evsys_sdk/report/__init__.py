@@ -1,0 +1,1 @@
+"""Words and pictures of an experiment: conclusion, verdict text, page, figures."""

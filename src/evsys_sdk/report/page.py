@@ -1,0 +1,492 @@
+"""The page of an experiment: `<name>.experiment.md`, what a person reads first.
+
+In: `PageFacts`. Out: one Markdown file beside the record, and figures where matplotlib is installed. The page is made
+from the record and adds no claim; if it cannot be made, the run does not fail. A function per section, in the order of
+the page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from evsys_sdk import files
+from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, MODEL_ROLLOUTS_FILE, START, UNTRAINED
+from evsys_sdk.errors import FOREIGN, Cancelled, shorten
+from evsys_sdk.format import amount, count, inline_markdown, markdown_text, score_text, shown
+from evsys_sdk.logs import get_logger
+from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.record.models import RunRecord
+from evsys_sdk.registry import lower_is_better
+from evsys_sdk.report import figures
+from evsys_sdk.report.conclusion import Conclusion, ModelScore, metric_key, score_keys
+from evsys_sdk.report.figures import Totals, totals
+from evsys_sdk.report.verdict_text import arm_score_text, same_where
+from evsys_sdk.score_names import is_test_score, names_metric
+from evsys_sdk.stats.judge import SAME_EVERYWHERE, SAME_IN_EVERY_RUN
+from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
+
+PAGE_FILE = "experiment.md"
+MOST_VALUES = 6
+"""Of arms that differ, in the table of settings; the record has all."""
+SOURCES = ("path", "dataset_name", "dataset_id", "hf_dataset")
+"""Settings of a data block that say where its rows come from."""
+
+
+def setup_of(config: Mapping[str, object]) -> dict[str, str]:
+    """What an experiment was made of, in words: model, backend, data, algorithm, params. Where arms differ, their
+    values stand side by side; a part that no run names is left out."""
+    runs = [run for run in _list(config.get("runs")) or [config.get("run") or {}] if isinstance(run, Mapping)]
+    parts: dict[str, list[str]] = {"model": [], "backend": [], "data": [], "algorithm": []}
+    for run in runs:
+        model = _mapping(run.get("model"))
+        start = model.get("load_checkpoint_path")
+        parts["model"].append(f"{model.get('name') or ''}{f' from {start}' if start else ''}")
+        parts["backend"].append(_kind(run.get("backend")))
+        parts["algorithm"].append(_kind(run.get("algorithm")))
+        stages = [_mapping(stage) for stage in _list(_mapping(run.get("continual")).get("stages"))]
+        texts = []  # of a chain, the data of its stages in order: `data/train.jsonl (jsonl_to_chat, dedupe)`
+        for block in map(_mapping, [stage.get("data") for stage in stages] or [run.get("data")]):
+            rows = block.get("rows")
+            source = next((str(block[key]) for key in SOURCES if block.get(key)), "")
+            source = source or (f"{len(rows)} rows in the config" if isinstance(rows, Sequence) else "")
+            kinds = [_kind(transform) for transform in _list(block.get("transforms"))]
+            texts.append(f"{source} ({', '.join(kinds)})" if source and kinds else source)
+        parts["data"].append(" -> ".join(text for text in texts if text))
+    # `batch_size=16, learning_rate=1e-05 / 0.001`, in the order of their names
+    tables = [_mapping(_mapping(run.get("algorithm")).get("params")) for run in runs]
+    params = []
+    for name in sorted({str(name) for table in tables for name in table}):
+        found = [table.get(name, "(not set)") for table in tables]
+        values = [shorten(f"{value:g}" if isinstance(value, float) else str(value), 60) for value in found]
+        params.append(f"{name}={_side_by_side(values)}")
+    parts["params"] = [", ".join(params)]
+    return {name: text for name, values in parts.items() if (text := _side_by_side(values))}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else []
+
+
+def _kind(part: object) -> str:
+    return str(_mapping(part).get("kind") or "")
+
+
+def _side_by_side(values: Iterable[str]) -> str:
+    """The value that all have; else those there are, each once."""
+    found = list(dict.fromkeys(value for value in values if value))
+    more = f" / {len(found) - MOST_VALUES} more" if len(found) > MOST_VALUES else ""
+    return " / ".join(found[:MOST_VALUES]) + more
+
+
+BEFORE = ""
+"""The column before the first stage of a chain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """One benchmark and metric along a chain of stages, as means over the seeds that have them. A positive number is
+    always good for transfer and bad for forgetting, whether higher or lower scores are better."""
+
+    benchmark: str
+    scores: dict[str, float]
+    """Stage (or BEFORE) -> score after it."""
+    forgetting: float | None = None
+    """The best score after an earlier stage, less the score after the last one."""
+    transfer: dict[str, float] = field(default_factory=dict)
+    """Stage -> the score after the stage before it, less that of the untrained model (`baseline: true` on the
+    benchmark): what the earlier stages gave the benchmark before this stage was trained."""
+
+
+def stage_names(seeds: Sequence[Sequence[EvalResult]]) -> list[str]:
+    """The stages of a chain in their order; none for a run without."""
+    names = list(dict.fromkeys(found.stage for evals in seeds for found in evals if found.stage is not None))
+    return names if len(names) > 1 else []
+
+
+def stage_rows(
+    seeds: Sequence[Sequence[EvalResult]], *, lower: Callable[[str], bool] = lower_is_better
+) -> list[StageRow]:
+    """A row per benchmark and metric; metrics that `lower` holds of are turned round for forgetting and transfer."""
+    stages = stage_names(seeds)
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for evals in seeds:
+        # Of several scores after one stage the last is that of the weights that the stage ended with.
+        last: dict[tuple[str, str, str], float] = {}
+        for result in evals:
+            stage = BEFORE if result.step == 0 else result.stage
+            for score in result.scores:
+                if stage is not None and score.value is not None:
+                    last[f"{result.split}/{result.name}", score.metric, stage] = score.value
+        for (name, metric, stage), value in last.items():
+            values.setdefault((name, metric), {}).setdefault(stage, []).append(value)
+    rows = []
+    for (name, metric), cells in values.items() if stages else ():
+        sign = -1 if lower(metric) else 1
+        scores = {stage: fmean(found) for stage, found in cells.items()}
+        earlier = [sign * scores[stage] for stage in stages[:-1] if stage in scores]
+        final, untrained = scores.get(stages[-1]), scores.get(BEFORE)
+        transfer = {
+            stage: sign * (scores[before] - untrained)
+            for before, stage in pairwise(stages)
+            if untrained is not None and before in scores
+        }
+        forgetting = max(earlier) - sign * final if earlier and final is not None else None
+        rows.append(StageRow(benchmark=f"{name} {metric}", scores=scores, forgetting=forgetting, transfer=transfer))
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFacts:
+    """What the page is made from."""
+
+    name: str
+    file_name: str
+    """The experiment's name as its files have it."""
+    folder: Path
+    conclusion: Conclusion
+    runs: Sequence[RunResult]
+    """In the order of the conclusion's arms, their seeds one after the other."""
+    seconds: float
+    description: str = ""
+    parent: str | None = None
+    """The experiment that this one was forked from."""
+    hypothesis: str = ""
+    setup: Mapping[str, str] = field(default_factory=dict)
+    """Model, backend, data, algorithm and params in words."""
+    models: Sequence[ModelScore] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Of the budget, by name."""
+    warnings: Sequence[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.conclusion.findings.verdict
+
+    def judged(self, arm: str) -> ArmVerdict | None:
+        """The arm in the verdict."""
+        return next((found for found in self.verdict.arms if found.arm == arm), None) if self.verdict else None
+
+    @property
+    def before(self) -> str:
+        """What the arms were before training."""
+        start = self.verdict.start if self.verdict else UNTRAINED
+        return "the untrained model" if start == UNTRAINED else start
+
+    @property
+    def arms(self) -> dict[str, list[RunResult]]:
+        left = iter(self.runs)
+        return {arm.arm: [next(left) for _ in arm.statuses] for arm in self.conclusion.arms}
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / f"{self.file_name}.{JOURNAL_FILE}"
+
+
+def write_page(facts: PageFacts) -> Path | None:
+    """Write the page and its figures; what goes wrong is logged, and None comes back."""
+    path = facts.folder / f"{facts.file_name}.{PAGE_FILE}"
+    place = figures.Place(folder=facts.folder, file_name=facts.file_name, journal=facts.journal, title=facts.name)
+    try:
+        return files.write_text(path, page_text(facts, figures.draw(facts.arms, facts.verdict, place)))
+    except Cancelled:
+        raise
+    except FOREIGN as exc:
+        say = "the page %s could not be written (the record is whole): %s: %s"
+        get_logger(__name__).warning(say, path, type(exc).__name__, exc)
+        return None
+
+
+def page_text(facts: PageFacts, drawn: figures.Drawn) -> str:
+    """The whole page."""
+    pictures = [f"![{what}]({file})" for what, file in drawn.files.items()]
+    sections = {
+        "Hypothesis": hypothesis_section(facts),
+        "Verdict": verdict_section(facts),
+        "Setup": _table(["what", "value"], [[name, text] for name, text in facts.setup.items()]),
+        "Arms": arms_section(facts),
+        "Scores": scores_section(facts),
+        "Failed and unscored": failures_section(facts),
+        "Stages": stages_section(facts),
+        "What was chosen on what": selection_section(facts),
+        "Cost and time": cost_section(facts),
+        "Figures": [*(line for picture in pictures for line in (picture, "")), drawn.note],
+        "Where the records lie": records_section(facts),
+    }
+    lines = [f"# {facts.name}", ""]
+    if facts.description.strip():
+        lines += [markdown_text(facts.description).strip(), ""]
+    if facts.parent:
+        lines += [f"A child of the experiment `{facts.parent}`.", ""]
+    statuses = Counter(run.status for run in facts.runs)
+    states = ", ".join(f"{number} {status}" for status, number in statuses.items())
+    lines.append(f"{count(len(facts.conclusion.arms), 'arm')}, {count(len(facts.runs), 'run')}: {states or 'none'}.")
+    for title, section in sections.items():
+        if text := "\n".join(section).rstrip():
+            lines += ["", f"## {title}", "", *text.splitlines()]
+    # Of images and links only those of the figures are ours.
+    return "\n".join(line if line in pictures else inline_markdown(line) for line in lines).rstrip() + "\n"
+
+
+def hypothesis_section(facts: PageFacts) -> list[str]:
+    if not facts.hypothesis:
+        return ["None was given (`metadata.hypothesis`)."]
+    lines = [markdown_text(facts.hypothesis).strip(), ""]
+    if judged := facts.conclusion.findings.hypothesis_result:
+        lines.append(f"**{judged.outcome}**: {judged.why}.")
+    return [*lines, facts.conclusion.findings.hypothesis_in_words]
+
+
+def verdict_section(facts: PageFacts) -> list[str]:
+    """The conclusion as a list, without the hypothesis, which has a section; an indented line belongs to the one
+    before."""
+    lines = facts.conclusion.text.removeprefix(f"Hypothesis: {facts.hypothesis}").splitlines()
+    lines = [line for line in lines if line.strip() and line != facts.conclusion.findings.hypothesis_in_words]
+    return [markdown_text(f"  - {line.strip()}" if line.startswith("  ") else f"- {line}") for line in lines]
+
+
+def arms_section(facts: PageFacts) -> list[str]:
+    """A row per arm; the comparisons with the baseline arm and with the untrained model where there are some."""
+    verdict, arms = facts.verdict, facts.conclusion.arms
+    head = ["arm", "status", "seeds", facts.conclusion.metric or "score", "tasks"]
+    rows = []
+    for arm in arms:
+        judged = facts.judged(arm.arm)
+        done, n = arm.statuses.count("completed"), len(arm.statuses)
+        status = arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {n} completed"
+        is_best = arm.arm == facts.conclusion.best_arm and len(arms) > 1
+        seeds = str(n) if done == n or n == 1 else f"{done} of {n}"
+        if verdict and judged and judged.mean is not None:
+            # Seeds that completed without a score are none of those that the score is over.
+            seeds = str(n) if judged.n_seeds == n else f"{judged.n_seeds} of {n}"
+            score = arm_score_text(judged, verdict, with_counts=False)
+            tasks = "-" if verdict.per_run else str(judged.n_tasks)
+        else:
+            score = shown(arm.mean) if arm.scores else "not ranked" if arm.why_unranked else "-"
+            tasks = "-"
+        rows.append([f"**{arm.arm}**" if is_best else arm.arm, status, seeds, score, tasks])
+    if verdict is None:
+        return _table(head, rows)
+    to_baseline, to_untrained = [], []
+    for judged in (facts.judged(arm.arm) for arm in arms):
+        # A single arm is no baseline.
+        is_baseline = judged and len(verdict.arms) > 1 and judged.arm == verdict.baseline_arm
+        found = judged.vs_baseline if judged else None
+        to_baseline.append("the baseline" if is_baseline else _difference_cell(judged, found, verdict))
+        to_untrained.append(_difference_cell(judged, judged.vs_untrained if judged else None, verdict))
+    for whom, cells in (("the baseline arm", to_baseline), (facts.before, to_untrained)):
+        if set(cells) - {"-", "not compared"}:
+            head.append(f"against {whom}")
+            rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    return _table(head, rows)
+
+
+def _difference_cell(judged: ArmVerdict | None, found: Comparison | None, verdict: Verdict) -> str:
+    """`better, +13.3 points [+2.4, +24.2]`."""
+    if not found or found.difference is None:
+        return "-" if not judged or judged.mean is None else "not compared"
+    if found.why in (SAME_EVERYWHERE, SAME_IN_EVERY_RUN):
+        return f"the same{same_where(per_run=verdict.per_run, n_seeds=max(found.n_seeds))}"
+    text = f"{found.verdict}, {amount(found.difference, share=verdict.share, signed=True)}"
+    text += " points" if verdict.share else ""
+    if found.low is None or found.high is None:
+        return text
+    low, high = (amount(end, share=verdict.share, signed=True) for end in (found.low, found.high))
+    return f"{text} [{low}, {high}]"
+
+
+def scores_section(facts: PageFacts) -> list[str]:
+    """Every benchmark's score of every arm, as means over its completed seeds; the untrained model in the first row."""
+    rows: dict[str, dict[str, list[Score]]] = {UNTRAINED: {}}
+    marks: dict[tuple[str, str], str] = {}
+    for arm, runs in facts.arms.items():
+        for run in runs:
+            last: dict[str, Score] = {}
+            for one in run.evals:
+                for score in one.scores:
+                    if one.step == 0:
+                        rows[UNTRAINED][metric_key(one, score)] = [score]  # one model, however often it was scored
+                    elif run.status == "completed":
+                        last[metric_key(one, score)] = score  # that of the final weights comes last
+                        marks[arm, metric_key(one, score)] = one.training_mark
+            for key, score in last.items():
+                rows.setdefault(arm, {}).setdefault(key, []).append(score)
+    rows = {name: found for name, found in rows.items() if found}
+    keys = sorted({key for found in rows.values() for key in found}, reverse=True)  # validation before test
+    table = []
+    for name, found in rows.items():
+        cells = [START if name == UNTRAINED and facts.before == START else name]
+        for key in keys:
+            scores = found.get(key, [])
+            values = [score.value for score in scores if score.value is not None]
+            text = score_text(
+                fmean(values) if values else None,
+                marks=[marks.get((name, key), "")],
+                n_errors=sum(score.n_errors for score in scores),  # of all seeds
+                n_rollouts=sum(score.n_rollouts for score in scores),
+            )
+            cells.append(text if scores else "-")
+        table.append(cells)
+    note = ["", "Means over the completed seeds, of the final weights. The intervals are in the table of arms."]
+    return [*_table(["", *keys], table), *note] if table else []
+
+
+def failures_section(facts: PageFacts) -> list[str]:
+    """Arms and seeds that have no score, and evaluations that broke, each with its reason."""
+    lines = []
+    for arm in facts.conclusion.arms:
+        reasons: dict[str, list[RunResult]] = {}
+        for run in facts.arms[arm.arm]:
+            if run.status not in ("completed", "pruned"):
+                reasons.setdefault(f"{run.status}{_reason(run.error)}", []).append(run)
+            for one in run.evals:
+                if one.error:
+                    what = f"{one.split}/{one.name} was not scored{_reason(one.error)}"
+                    reasons.setdefault(what, []).append(run)
+        for what, runs in reasons.items():  # `lr3, seeds 42, 43`; the arm alone where it has one seed
+            seeds = list(dict.fromkeys(str(run.seed) for run in runs if run.seed is not None))
+            named = (
+                f", seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)}" if len(arm.statuses) > 1 and seeds else ""
+            )
+            lines.append(f"- {arm.arm}{named}: {what}")
+        if arm.why_unranked and not reasons:
+            lines.append(f"- {arm.arm}: {' '.join(arm.why_unranked.split())}")
+    return lines
+
+
+def _reason(error: str | None) -> str:
+    return f" ({' '.join(error.split())})" if error else ""
+
+
+def stages_section(facts: PageFacts) -> list[str]:
+    """The matrix of a chain: scores after each stage, forgetting and transfer."""
+    mode, success = facts.verdict.mode if facts.verdict else None, str(facts.conclusion.metric or "")
+
+    def lower(metric: str) -> bool:
+        """Whether less of a metric is better; of the success metric, as the config says."""
+        return mode == "min" if mode and names_metric(success, metric) else lower_is_better(metric)
+
+    def cell(value: float | None, *, signed: bool = False) -> str:
+        return "-" if value is None else shown(value, signed=signed)
+
+    lines: list[str] = []
+    for arm, runs in facts.arms.items():
+        seeds = [run.evals for run in runs if run.status == "completed"]
+        if not (stages := stage_names(seeds)):
+            continue
+        rows = stage_rows(seeds, lower=lower)
+        known = any(BEFORE in row.scores for row in rows)
+        columns, later = ([BEFORE, *stages], stages[1:]) if known else (stages, [])
+        head = ["benchmark", *("untrained" if stage == BEFORE else f"after {stage}" for stage in columns), "forgetting"]
+        head += [f"transfer before {stage}" for stage in later]
+        cells = [
+            [row.benchmark]
+            + [cell(row.scores.get(stage)) for stage in columns]
+            + [cell(row.forgetting, signed=True)]
+            + [cell(row.transfer.get(stage), signed=True) for stage in later]
+            for row in rows
+        ]
+        lines += [f"### {arm}", "", *_table(head, cells), ""]
+    if lines:
+        lines.append("Means over seeds. Forgetting: the best score after an earlier stage, less that after the last.")
+        lines.append("Transfer before a stage: the score after the stage before it, less that of the untrained model.")
+        lines.append("Both are turned round where lower is better: positive forgetting is bad, positive transfer good.")
+    return lines
+
+
+def selection_section(facts: PageFacts) -> list[str]:
+    """On which scores an arm was, or could be, chosen, and what has to be admitted of that."""
+    metric, admitted, verdict = facts.conclusion.metric, facts.conclusion.admitted, facts.verdict
+    nothing = "No arm was chosen" if admitted else "Nothing was chosen"
+    keys = sorted(score_keys(facts.arms, metric)) if metric else []
+    n_arms = sum(bool(arm.scores) for arm in facts.conclusion.arms)
+    if metric is None:
+        text = f"{nothing}: no `success_metric` is named."
+    elif not keys:
+        text = f"{nothing}: no run has a score for {metric}."
+    elif len(facts.conclusion.arms) == 1:
+        text = f"{nothing}: there is one arm, measured by {', '.join(keys)}."
+    else:
+        text = f"Arms are compared by {', '.join(keys)}."
+        tested = sorted({key for run in facts.runs for key in run.metrics if is_test_score(key)} - set(keys))
+        by_test = all(map(is_test_score, keys))
+        may_select = verdict is not None and verdict.winner is not None and n_arms > 1
+        if by_test:
+            admit = (
+                f"would have to admit that the test set was looked at {count(n_arms, 'time')} to choose one arm, that "
+                "the chosen arm's score there flatters it, and that only tasks not looked at before can say how good "
+                "it is"
+            )
+            cited = "That is a test benchmark (`allow_test_selection`): a report of this choice"
+            unused = "That is a test benchmark, and it selects nothing. A choice by it"
+            text += f" {cited if may_select else unused} {admit}."
+        elif tested and not admitted:
+            text += f" The test scores ({', '.join(tested)}) took no part in it."
+        if verdict and (may_select or not by_test):
+            text += _expected_score(verdict, n_arms)
+    return [text, *(line for one in admitted for line in ("", one))]
+
+
+def _expected_score(verdict: Verdict, n_arms: int) -> str:
+    """What to expect of the arm on top; nothing where no arm is, or where its tasks were memorised."""
+    winner = verdict.winner
+    if winner is None or n_arms < 2 or winner.expected is None or verdict.constant is not None:
+        return ""
+    if any(arm.training_mark for arm in verdict.arms if arm.arm == winner.arm):
+        return ""
+    # With an arm above it that is not proven better, the best arm is not the top.
+    place = f"The {'lowest' if verdict.mode == 'min' else 'highest'} of {n_arms} scored arms"
+    place = "The best arm" if winner.above else "The arm" if winner.ties else place
+    tied = f", tied with {', '.join(winner.ties)}" if winner.ties else ""
+    expected = score_text(winner.expected, winner.low, winner.high)
+    top = f"{place}, {winner.arm}, scored {shown(winner.observed)}{tied}"
+    return f" {top}; {expected} is expected on new tasks (corrected for selection)."
+
+
+def cost_section(facts: PageFacts) -> list[str]:
+    records = {run.run_id: found for run in facts.runs if run.run_dir and (found := RunRecord.find(run.run_dir))}
+    own = [run for run in facts.runs if run.run_id not in records or not records[run.run_id].reused_from]
+    took = totals(facts.journal, {run.run_id for run in own}) if facts.journal.exists() else Totals()
+    in_runs = sum(records[run.run_id].seconds for run in own if run.run_id in records)
+    unknown = f", the price of {took.unpriced:,} rollouts is not known" if took.unpriced else ""
+    rows = [
+        ["training steps", f"{took.steps:,}"],
+        ["training tokens", f"{took.tokens:,}" if took.tokens else "not counted"],
+        ["money for rollouts", f"{took.usd:.4f} USD{unknown}"],
+    ]
+    for model in facts.models:
+        usd = "not known" if model.cost_usd is None else f"{model.cost_usd:.4f} USD"
+        rows.append([f"money for {model.model}", usd])
+    rows.append(["time, start to end", f"{facts.seconds:.1f} s"])
+    rows.append(["time, all runs together", f"{in_runs:.1f} s"])
+    rows += [[f"budget: {name}", f"{limit:g}"] for name, limit in facts.limits.items()]
+    lines = _table(["what", "how much"], rows)
+    taken = len(facts.runs) - len(own)
+    return lines + (["", f"Not counted: {count(taken, 'run')} taken over from other experiments."] if taken else [])
+
+
+def records_section(facts: PageFacts) -> list[str]:
+    name = facts.file_name
+    lines = [f"- `{name}.{EXPERIMENT_RESULT_FILE}`: all numbers, the conclusion, the config"]
+    lines.append(f"- `{name}.{JOURNAL_FILE}`: every event and every rollout of evaluations")
+    if facts.models:
+        lines.append(f"- `{name}.{MODEL_ROLLOUTS_FILE}`: what API models answered")
+    for run in facts.runs:
+        if run.run_dir:
+            lines.append(f"- `{Path(run.run_dir).name}/`: {run.run_id.rpartition('/')[2]}, {run.status}")
+    return lines + [f"- warning: {' '.join(warning.split())}" for warning in facts.warnings]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(head), line(["---"] * len(head)), *map(line, rows)] if rows else []

@@ -1,0 +1,1 @@
+"""One run: plan, hooks of the training loop, evaluations, resume, budget, stop, record."""

@@ -1,1 +1,0 @@
-"""Stored rollouts graded anew: where they lie, what they are graded by, and what that changes."""

@@ -1,0 +1,1 @@
+"""What scores allow us to say: intervals, comparisons of arms, selection, power, the verdict."""

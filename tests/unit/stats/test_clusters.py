@@ -1,0 +1,242 @@
+"""Tasks made from one template are not independent: templates are counted."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from evsys_sdk.stats.arm_scores import ArmScores
+from evsys_sdk.stats.clusters import by_cluster, find_clusters, without_fillings
+from evsys_sdk.stats.comparison import difference, interval
+from evsys_sdk.stats.judge import judge_arms
+
+
+def found(ids, texts=(), *, key=None, labels=None):
+    return find_clusters(ids, dict(zip(ids, texts, strict=False)), labels or {}, key=key)
+
+
+def test_a_metadata_key_names_the_clusters():
+    made = found(["a", "b", "c"], key="topic", labels={"a": "mail", "b": "mail"})
+    assert made.of == {"a": "mail", "b": "mail", "c": "(no topic) c"} and made.found_by == "metadata key topic"
+
+
+@pytest.mark.parametrize("form", ["{t}-{n:02d}", "{t}_{n}", "{t}/{n}", "{t}.{n}"])
+def test_ids_that_differ_in_a_last_number_share_a_template(form):
+    ids = [form.format(t=t, n=n) for t in ("mail", "maps", "tmpl7") for n in range(5)]
+    made = found(ids)
+    assert made.found_by == "task ids" and sorted(set(made.of.values())) == ["mail", "maps", "tmpl7"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["{n:02d}_{t}", "{t}-{n:02d}-easy", "{t}-{n:02d}-{d}", "{t}-{x}", "task-{n:03d}-{t}", "{t}.{n}.v2", "{n}/{t}"],
+)
+def test_ids_share_a_template_wherever_the_number_or_letter_stands(form):
+    ids = [
+        form.format(t=t, n=n, x="abcde"[n], d=("easy", "hard")[n % 2])
+        for t in ("maila", "mapsb", "web")
+        for n in range(5)
+    ]
+    made = found(ids)
+    assert made.found_by == "task ids" and len(set(made.of.values())) == 3
+    assert all(len({made.of[one] for one in ids[start : start + 5]}) == 1 for start in (0, 5, 10))
+
+
+FRAMES = [
+    "send a short mail to {a} about the {b} before noon",
+    "look up how far {a} is from the {b} by train",
+    "write down what {a} said about the {b} yesterday evening",
+    "ask {a} whether the {b} can wait until next week",
+]
+NAMES, THINGS = ["anna", "bob", "carl", "dora", "eric"], ["budget", "garden show", "invoice", "old printer", "picnic"]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", "Answer with one word and nothing else. ", "You have three tools: mail, maps, web.\n"]
+)
+def test_texts_with_lower_case_words_filled_in_share_a_template(prompt):
+    texts = [prompt + f.format(a=a, b=THINGS[(n + k) % 5]) for k, f in enumerate(FRAMES) for n, a in enumerate(NAMES)]
+    texts[3] = texts[3].upper()
+    ids = [f"task-{n:03d}" for n in range(len(texts))]
+    order = np.random.default_rng(3).permutation(len(ids))
+    made = found([ids[i] for i in order], [texts[i] for i in order])
+    assert made.found_by == "task texts"
+    assert [len({made.of[one] for one in ids[start : start + 5]}) for start in (0, 5, 10, 15)] == [1, 1, 1, 1]
+    assert len(set(made.of.values())) == 4
+
+
+WORDS = [
+    "time",
+    "year",
+    "people",
+    "day",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "hand",
+    "place",
+    "week",
+    "company",
+    "system",
+    "question",
+    "work",
+    "number",
+    "night",
+    "point",
+    "home",
+    "water",
+    "room",
+    "money",
+    "story",
+    "month",
+    "book",
+    "job",
+    "word",
+    "side",
+    "head",
+    "house",
+    "friend",
+]
+
+
+BEGINNINGS = ["what is the ", "how many ", "who was the ", "when did the ", "why is the "]
+
+
+@pytest.mark.parametrize("start", [[""], ["please answer the following question with one word only: "], BEGINNINGS])
+@pytest.mark.parametrize("count", [30, 150])
+def test_independent_texts_that_begin_alike_make_no_clusters(start, count):
+    chance = np.random.default_rng(count)
+    texts = [
+        str(chance.choice(start))
+        + " ".join(chance.choice(WORDS + ["the", "of", "in", "a"] * 5, chance.integers(5, 10)))
+        for _ in range(count)
+    ]
+    assert found([f"q-{n}" for n in range(count)], texts).of == {}
+
+
+def test_hashes_as_ids_make_no_clusters():
+    chance = np.random.default_rng(1)
+    ids = [
+        f"{a:08x}-{b:04x}" for a, b in zip(chance.integers(0, 2**32, 400), chance.integers(0, 2**16, 400), strict=True)
+    ]
+    assert found(ids, [one[::-1] for one in ids]).of == {}
+
+
+def test_the_stories_of_the_leakage_audit_are_independent():
+    file = Path(__file__).parents[3] / "perf/leakage_stories.txt"
+    stories = [line for line in file.read_text().splitlines() if line.strip()]
+    assert len(stories) > 30 and found([f"s{n}" for n in range(len(stories))], stories).of == {}
+
+
+def test_texts_that_differ_in_what_is_filled_in_share_a_template():
+    frames = ["What is {n} plus {n}?", "Send {name} a mail about '{n} items'.", "Find the {n}th word."]
+    texts = [frame.format(n=n, name=name) for frame in frames for n, name in enumerate(["Ada", "Bo", "Cy", "Di"])]
+    made = found([f"x{chr(97 + i)}" for i in range(len(texts))], texts)
+    assert made.found_by == "task texts" and len(set(made.of.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "texts"),
+    [
+        ([f"task-{n:03d}" for n in range(50)], [f"question {chr(97 + n % 26)} {'x' * n}" for n in range(50)]),
+        ([f"t{n}" for n in range(20)], [f"What is {n} + 2?" for n in range(20)]),
+        (["a", "b", "c", "d"], ["w", "x", "y", "z"]),
+        ([f"{w}-1" for w in ("mail", "maps", "web", "code")], ["one", "two", "three", "four"]),
+    ],
+)  # fmt: skip
+def test_plain_numbering_and_a_single_template_make_no_clusters(ids, texts):
+    assert found(ids, texts).of == {}
+
+
+def test_columns_keep_the_mean_and_have_the_cluster_robust_variance():
+    chance = np.random.default_rng(0)
+    clusters = ["a"] * 7 + ["b"] * 2 + ["c"] * 5 + ["d"] * 6
+    values = chance.random((3, 20))
+    columns = by_cluster(values, clusters)
+    assert columns.shape == (3, 4) and columns.mean(axis=1) == pytest.approx(values.mean(axis=1))
+    # Liang and Zeger: sum over clusters of (sum of residuals)^2 / n^2, times C / (C - 1)
+    row, mean = values[0], values[0].mean()
+    sums = [sum(v - mean for v, c in zip(row, clusters, strict=True) if c == name) for name in "abcd"]
+    assert columns[0].var(ddof=1) / 4 == pytest.approx(sum(s**2 for s in sums) / 20**2 * 4 / 3)
+
+
+def world(chance, *, templates=10, each=20, seeds=1, effect=1.2):
+    """Two equal arms that find different templates hard."""
+    shape = (2, 1, templates, 1)
+    logit = chance.normal(0.3, 0.8, (1, 1, templates, 1)) + effect * chance.standard_normal(shape)
+    share = 1 / (1 + np.exp(-np.broadcast_to(logit, (2, seeds, templates, each))))
+    return (chance.random(share.shape) < share).astype(float).reshape(2, seeds, -1)
+
+
+def judged(values, clusters, **options):
+    names = [f"t{i:03d}" for i in range(values.shape[2])]
+    arms = [
+        ArmScores(arm=f"a{i}", seeds={s: dict(zip(names, row.tolist(), strict=True)) for s, row in enumerate(arm)})
+        for i, arm in enumerate(values)
+    ]
+    of = dict(zip(names, clusters, strict=True)) if clusters else None
+    return judge_arms(arms, metric="pass@1", clusters=of, clustered_by="task ids" if of else "", **options)
+
+
+@pytest.mark.parametrize(("seeds", "repeats"), [(1, 600), (3, 200)])
+def test_equal_arms_on_templates_are_told_apart_in_6_of_100_at_most(seeds, repeats):
+    chance, clusters = np.random.default_rng(5), [f"c{i // 20}" for i in range(200)]
+    wrong = naive = 0
+    for _ in range(repeats):
+        values = world(chance, seeds=seeds)
+        columns = [by_cluster(arm, clusters) for arm in values]
+        wrong += difference(columns[1], columns[0], unit=True).p_value() < 0.05
+        naive += difference(values[1], values[0], unit=True).p_value() < 0.05
+    assert wrong / repeats <= 0.06 and naive / repeats >= 0.15, "tasks counted as independent: 23 to 30 %"
+
+
+def test_the_verdict_says_so_and_counts_tasks_where_it_says_tasks():
+    values = world(np.random.default_rng(2))
+    verdict = judged(values, [f"c{i // 20}" for i in range(200)])
+    assert verdict.n_clusters == 10 and verdict.arms[0].n_tasks == 200
+    assert verdict.arms[1].vs_baseline.n_tasks == 200 and verdict.arms[1].vs_baseline.only_arm == 0
+    assert any(
+        "tasks come from 10 templates (task ids): intervals and tests count templates" in n for n in verdict.notes
+    )
+    plain = judged(values, None)
+    assert plain.n_clusters is None and verdict.arms[0].mean == pytest.approx(plain.arms[0].mean)
+    assert verdict.arms[0].high - verdict.arms[0].low > plain.arms[0].high - plain.arms[0].low
+
+
+def test_a_run_has_the_clustered_interval_too():
+    values = world(np.random.default_rng(3))
+    clusters = [f"c{i // 20}" for i in range(200)]
+    arm = judged(values, clusters).arms[0]
+    assert (arm.low, arm.high) == interval(fmean, values[0, 0].tolist(), clusters=clusters)
+
+
+@given(st.text(alphabet="ab1\u0663\"'` \n\u00a0.", max_size=30))
+@example('ab"x1 y"2 \'c')
+@example('a1"x y" ""a""a')
+def test_fillings_are_quoted_texts_and_words_with_a_digit(text):
+    plain = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|\S*\d\S*")
+    assert without_fillings(text) == plain.sub("#", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 200_000, '""a' * 100_000, "'a" * 100_000, "1" * 200_000 + "a", "\"a'b`" * 50_000]
+)
+def test_a_long_word_is_read_in_time_that_grows_with_its_length(text):
+    ids = [f"{text}{n}" for n in "xyz"]
+    begin = time.process_time()
+    found(ids, [text, text, text])
+    assert time.process_time() - begin < 20, "CPU seconds, below 1; where time grows with the square it is minutes"
