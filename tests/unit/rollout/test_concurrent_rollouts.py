@@ -59,7 +59,7 @@ async def test_one_that_is_cancelled_while_it_begins_leaves_nothing_behind():
             ended.append(n)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a coroutine that nobody awaited or closed
+        warnings.simplefilter("error", RuntimeWarning)  # a coroutine that was never awaited or closed
         work = asyncio.ensure_future(all_of([one(n) for n in range(2 * BEGUN_AT_ONCE)]))
         asyncio.get_running_loop().call_soon(work.cancel)
         with pytest.raises(asyncio.CancelledError):
