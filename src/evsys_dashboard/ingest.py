@@ -241,6 +241,11 @@ def read_field(reader: Callable[[Any], Any], body: Mapping[str, Any], key: str) 
         raise Refusal(422, f"{key}: {exc}") from None
 
 
+def id_in(body: Mapping[str, Any]) -> str:
+    """The id that a client gave a new record."""
+    return str(read_field(_id, body, "id"))
+
+
 def apply_fields(row: Any, fields: ReadFields, *, extra_column: str) -> set[str]:
     """Set the fields for which this is the newest value; returns the columns that changed."""
     changed, times = set(), row.field_times
