@@ -499,7 +499,7 @@ ROUTES = (
             "since",
             *PAGE,
         ),
-    ),  # fmt: skip
+    ),
     Route(path=f"{V1}/experiments/<str:experiment_id>", view=show_experiment, model=ExperimentAnswer),
     Route(path=f"{V1}/runs", view=list_runs, model=RunsAnswer, query=("experiment", "arm", "status", *PAGE)),
     Route(path=f"{V1}/runs/<str:run_id>", view=show_run, model=RunAnswer),
