@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -64,3 +68,19 @@ def key(project: Any) -> str:
     from evsys_dashboard.auth import make_key
 
     return make_key(project, "test", "write")[1]
+
+
+@pytest.fixture(scope="session")
+def rows(django_ready: None) -> ModuleType:
+    """`experiment_rows.py`: experiments made directly through the models."""
+    return _load(Path(__file__).with_name("experiment_rows.py"))
+
+
+def _load(path: Path) -> ModuleType:
+    """A module beside this file: tests are imported without their folder being on the path."""
+    if path.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[path.stem]

@@ -12,8 +12,9 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.shortcuts import render
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
@@ -35,6 +36,7 @@ from evsys_dashboard.experiment_filter import (
     read_query,
 )
 from evsys_dashboard.models import Experiment, Project
+from evsys_dashboard.spreadsheet import cell
 from evsys_dashboard.svg import spark_line
 from evsys_sdk.format import count, shown, span
 
@@ -127,6 +129,16 @@ def _context(project: Project, page: ListPage) -> dict[str, object]:
 
 @require_safe
 @auth.page
+def home(request: HttpRequest) -> HttpResponse:
+    """The visitor's newest project; a page that says how to get one where there is none."""
+    newest = auth.projects_of(request).first()
+    if newest is not None:
+        return HttpResponseRedirect(f"/p/{quote(newest.id, safe='')}/")
+    return render(request, "dashboard/no_project.html")
+
+
+@require_safe
+@auth.page
 def lab(request: HttpRequest, project: str) -> HttpResponse:
     """The page."""
     found = auth.project_for(request, project)
@@ -144,7 +156,7 @@ def lab(request: HttpRequest, project: str) -> HttpResponse:
         "csv_url": f"experiments.csv{query.url()}",
         "json_url": f"experiments.json{query.url()}",
         "plain_url": query.url(q=""),
-        "page_size": PAGE,
+        "server_url": f"{request.scheme}://{request.get_host()}",
     }
     return render(request, "dashboard/lab.html", context)
 
@@ -181,18 +193,11 @@ def download_csv(request: HttpRequest, project: str) -> StreamingHttpResponse:
         writer = csv.writer(Line())
         yield writer.writerow(SHOWN_FIELDS)
         for row in found.values_list(*SHOWN_FIELDS).iterator(chunk_size=500):
-            yield writer.writerow([_cell(value) for value in row])
+            yield writer.writerow([cell(value) for value in row])
 
     answer = StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8")
     answer["Content-Disposition"] = 'attachment; filename="experiments.csv"'
     return answer
-
-
-def _cell(value: object) -> object:
-    """A spreadsheet runs a text that begins like a formula; a quote before it makes it text."""
-    if isinstance(value, list | dict):
-        value = json.dumps(value, ensure_ascii=False)
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 @require_safe
@@ -214,6 +219,7 @@ def download_json(request: HttpRequest, project: str) -> StreamingHttpResponse:
 
 
 urlpatterns: list[URLPattern] = [
+    path("", home, name="home"),
     path("p/<str:project>/", lab, name="lab"),
     path("p/<str:project>/rows", rows, name="lab-rows"),
     path("p/<str:project>/experiments.csv", download_csv, name="lab-csv"),
