@@ -46,6 +46,9 @@ def _value_axis(up: Scale, right: float) -> SafeString:
 def _time_axis(across: Scale, y: float) -> SafeString:
     """Dates along the bottom, at round times."""
     width = across.high - across.low
+    if not width:
+        text = datetime.fromtimestamp(across.low, UTC).strftime("%Y-%m-%d %H:%M")
+        return element("text", text, x=across(across.low), y=y + 18, text_anchor="middle")
     step = next((size for size in TIME_STEPS if width / size <= 7), max(365 * DAY, width / 7))
     pattern = "%Y-%m-%d" if step >= DAY else "%m-%d %H:%M"
     parts, at = [], math.ceil(across.low / step) * step
@@ -73,7 +76,7 @@ def progress_chart(ladder: Ladder, *, by_order: bool = False) -> SafeString:
     up = Scale(low=low - pad, high=high + pad, start=floor_y, end=TOP)
     across = Scale(low=min(places), high=max(places), start=LEFT + 12, end=right - 12)
     spots = [(across(place), up(dot.score)) for place, dot in zip(places, dots, strict=True)]
-    bottom = SafeString("") if by_order or len(dots) < 2 else _time_axis(across, floor_y)
+    bottom = SafeString("") if by_order else _time_axis(across, floor_y)
     return _frame(
         _value_axis(up, right),
         element("line", x1=LEFT, x2=right, y1=floor_y, y2=floor_y, class_="axis"),
@@ -173,9 +176,12 @@ def parallel_chart(arms: Sequence[ScoredArm], found: Sequence[SettingImportance]
     ranked = sorted(scores, reverse=mode == "max")
     sign = 1 if mode == "max" else -1
     top, middle = sign * ranked[max(0, math.ceil(len(ranked) / 10) - 1)], sign * ranked[(len(ranked) - 1) // 2]
+    # Lines through one value lie beside each other, by their score: so a reader sees how many they are.
+    beside = {score: 14 * (rank / max(1, len(ranked) - 1) - 0.5) for rank, score in enumerate(ranked)}
     lines = []
     for arm in arms:
-        heights = [place(arm.settings.get(key)) for key, (place, _) in zip(keys, axes, strict=True)]
+        shift = beside[arm.score]
+        heights = [place(arm.settings.get(key)) + shift for key, (place, _) in zip(keys, axes, strict=True)]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(spots, [*heights, score_scale(arm.score)], strict=True))
         level = 2 if sign * arm.score >= top else 1 if sign * arm.score >= middle else 0
         lines.append((level, element("path", d=path, class_=f"polyline q{level}")))
@@ -193,7 +199,7 @@ def _score_ticks(scale: Scale) -> list[tuple[str, float]]:
 
 def _axis(values: Sequence[Any]) -> tuple[Any, list[tuple[str, float]]]:
     """Where a value stands on its axis, and the axis' labels: by size for numbers, else one place per value."""
-    top, bottom = TOP + 24, HEIGHT - BOTTOM
+    top, bottom = TOP + 34, HEIGHT - BOTTOM - 10
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == len(values) and all(map(math.isfinite, numbers)):
         low, high = min(numbers), max(numbers)

@@ -130,7 +130,7 @@ def add_study(project: Any, n: int, *, seed: int = 7) -> None:
         steps, order = chance.choice([40, 80, 160]), chance.choice(["shuffled", "curriculum"])
         name = f"{chance.choice(['tools', 'router', 'calls'])}-lr{lr:g}-r{rank}-{number}"
         gain = 0.05 * (1 - abs(math.log10(lr) + 3.6)) + 0.01 * (order == "curriculum")
-        goal = min(0.97, best - 0.02 + gain + chance.gauss(0, 0.03))
+        goal = min(0.97, best - 0.02 + gain + chance.gauss(0, 0.04))
         created = START + number * DAY / max(1, n / 60)
         kind = chance.random()
         status = "running" if number == n - 1 else "failed" if kind < 0.05 else "invalid" if kind < 0.07 else "completed"
@@ -182,6 +182,6 @@ def add_study(project: Any, n: int, *, seed: int = 7) -> None:
                 "n_errors": chance.choice([0, 0, 0, 0, 3]),
             }
             if status == "completed" and goal > best + 0.01:
-                best, best_name = goal, name
+                best, best_name = best + (goal - best) * min(1.0, 40 / n), name
         rows.append(Experiment(**one))
     Experiment.objects.bulk_create(rows)

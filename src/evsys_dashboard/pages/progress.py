@@ -60,7 +60,7 @@ class LadderView:
     def counts(self) -> str:
         """`3 kept, 2 discarded, 1 undecided`."""
         fates = [dot.fate for dot in self.ladder.dots]
-        return ", ".join(f"{fates.count(fate)} {fate}" for fate in ("kept", "discarded", "undecided"))
+        return ", ".join(f"{n} {fate}" for fate in ("kept", "discarded", "undecided") if (n := fates.count(fate)))
 
     @property
     def is_crowded(self) -> bool:
