@@ -43,6 +43,7 @@ VERBS = {
     "regrade": ("grading.regrade", "grade stored rollouts anew, without asking the model again"),
     "history": ("history.history", "experiments that were run here, newest first"),
     "show": ("history.show", "one experiment: hypothesis, arms, scores, conclusions"),
+    "report": ("history.report", "one experiment as a self-contained HTML file"),
     "compare": ("history.compare", "experiments side by side, with a paired verdict"),
     "judge": ("history.judge", "judge a finished experiment again, against another baseline arm"),
     "context": ("history.context", "what to know before the next experiment, within a token budget"),
