@@ -118,6 +118,14 @@ def prepare(options: ServerOptions) -> None:
     from django.core.management import call_command
     from django.db import DatabaseError, connection
 
+    if connection.vendor == "sqlite":
+        # For its owner alone, as the files that SQLite makes beside it then are: it has people's transcripts.
+        path = Path(connection.settings_dict["NAME"])
+        try:
+            make_folder(path.parent)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        except OSError as exc:
+            raise EvsysError(f"cannot write {path}: {exc.strerror}") from exc
     try:
         call_command("migrate", verbosity=0, interactive=False)
     except DatabaseError as exc:

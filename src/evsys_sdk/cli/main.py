@@ -47,6 +47,7 @@ VERBS = {
     "compare": ("history.compare", "experiments side by side, with a paired verdict"),
     "judge": ("history.judge", "judge a finished experiment again, against another baseline arm"),
     "context": ("history.context", "what to know before the next experiment, within a token budget"),
+    "dashboard": ("dashboard.dashboard", "everything that was tried here, in a browser"),
     "invalidate": ("records.invalidate", "take an experiment out of the count, with a reason"),
     "conclude": ("records.conclude", "add a conclusion of your own to an experiment"),
     "clean": ("records.clean", "list files that nothing needs any more, and delete them on request"),
