@@ -31,7 +31,9 @@ FATE_CLASS = {"kept": "kept", "discarded": "discarded", "undecided": "unclear"}
 
 
 def _frame(*children: SafeString, width: float, height: float, label: str) -> SafeString:
-    return element("svg", *children, class_="chart", viewBox=f"0 0 {width:g} {height:g}", role="group", aria_label=label)
+    return element(
+        "svg", *children, class_="chart", viewBox=f"0 0 {width:g} {height:g}", role="group", aria_label=label
+    )
 
 
 def _value_axis(up: Scale, right: float) -> SafeString:
@@ -142,7 +144,11 @@ def _dot(dot: Dot, spot: tuple[float, float], n: int) -> SafeString:
     circle = element("circle", cx=spot[0], cy=spot[1], r=3 if n > CROWDED else 5, class_=f"dot {FATE_CLASS[dot.fate]}")
     # Not a stop of the Tab key: the table has the same links, and there may be a thousand dots.
     return element(
-        "a", element("title", text[:300]), circle, href=f"experiments/{quote(dot.experiment_id, safe='')}", tabindex="-1"
+        "a",
+        element("title", text[:300]),
+        circle,
+        href=f"experiments/{quote(dot.experiment_id, safe='')}",
+        tabindex="-1",
     )
 
 
@@ -182,13 +188,17 @@ def parallel_chart(arms: Sequence[ScoredArm], found: Sequence[SettingImportance]
     for arm in arms:
         shift = beside[arm.score]
         heights = [place(arm.settings.get(key)) + shift for key, (place, _) in zip(keys, axes, strict=True)]
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(spots, [*heights, score_scale(arm.score)], strict=True))
+        path = "M" + "L".join(
+            f"{x:.1f} {y:.1f}" for x, y in zip(spots, [*heights, score_scale(arm.score)], strict=True)
+        )
         level = 2 if sign * arm.score >= top else 1 if sign * arm.score >= middle else 0
         lines.append((level, element("path", d=path, class_=f"polyline q{level}")))
     parts = [line for _, line in sorted(lines, key=lambda pair: pair[0])]
     for x, key, (_, ticks) in zip(spots, [*keys, "score"], [*axes, (None, _score_ticks(score_scale))], strict=True):
         parts.append(element("line", x1=x, x2=x, y1=TOP + 24, y2=HEIGHT - BOTTOM, class_="axis"))
-        parts.append(element("text", _short(key.rsplit(".", 1)[-1], 20), x=x, y=TOP + 8, text_anchor="middle", class_="title"))
+        parts.append(
+            element("text", _short(key.rsplit(".", 1)[-1], 20), x=x, y=TOP + 8, text_anchor="middle", class_="title")
+        )
         parts += [element("text", text, x=x + 7, y=y + 4, class_="halo") for text, y in ticks]
     return _frame(*parts, width=WIDTH, height=HEIGHT, label=f"Settings and scores of {len(arms)} arms")
 
@@ -236,7 +246,9 @@ def calibration_chart(found: Calibration) -> SafeString:
                 class_="calibrated",
             )
         )
-    return _frame(*parts, width=size, height=size, label=f"Calibration of {found.n} predictions; the table has the numbers")
+    return _frame(
+        *parts, width=size, height=size, label=f"Calibration of {found.n} predictions; the table has the numbers"
+    )
 
 
 def _short(text: str, longest: int) -> str:

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -426,7 +427,7 @@ def _calibration(reads: Sequence[_Read]) -> Calibration:
     decided = [one for one in predictions if one.outcome != "inconclusive"]
     hits = [float(one.outcome == "supported") for one in decided]
     bins = []
-    for low, high in zip(BIN_EDGES, BIN_EDGES[1:], strict=False):
+    for low, high in pairwise(BIN_EDGES):
         mine = [
             (one.confidence, hit)
             for one, hit in zip(decided, hits, strict=True)

@@ -10,6 +10,7 @@ MODULES = (
     "auth",  # /login, /login/<token>, /logout
     "ingest_api",  # /api/dashboard/api/sdk/..., but for the hot routes of `asgi`
     "api.read",  # /api/v1/..., /api/openapi.json
+    "api.changes",  # /api/v1/projects/<project>/changes
     "api.query",  # /api/v1/projects/<project>/query
     "suites",  # upload and download of datasets and benchmarks
     "pages.lab",

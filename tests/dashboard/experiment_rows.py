@@ -107,7 +107,13 @@ def prediction(confidence: float | None, outcome: str, *, known_before: bool = F
     """A `HypothesisResult` as plain data."""
     right = {"supported": 1.0, "refuted": 0.0}.get(outcome)
     brier = None if confidence is None or right is None or known_before else (confidence - right) ** 2
-    return {"claim": "a beats b", "outcome": outcome, "confidence": confidence, "brier": brier, "known_before": known_before}
+    return {
+        "claim": "a beats b",
+        "outcome": outcome,
+        "confidence": confidence,
+        "brier": brier,
+        "known_before": known_before,
+    }
 
 
 CLAIMS = (
@@ -133,7 +139,9 @@ def add_study(project: Any, n: int, *, seed: int = 7) -> None:
         goal = min(0.97, best - 0.02 + gain + chance.gauss(0, 0.04))
         created = START + number * DAY / max(1, n / 60)
         kind = chance.random()
-        status = "running" if number == n - 1 else "failed" if kind < 0.05 else "invalid" if kind < 0.07 else "completed"
+        status = (
+            "running" if number == n - 1 else "failed" if kind < 0.05 else "invalid" if kind < 0.07 else "completed"
+        )
         one = {
             "id": f"{project.id}-study-{number}",
             "project": project,

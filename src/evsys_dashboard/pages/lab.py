@@ -21,6 +21,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from evsys_dashboard import auth
+from evsys_dashboard.api.changes import cursor_now
 from evsys_dashboard.experiment_filter import (
     COLUMNS,
     GRAMMAR,
@@ -143,7 +144,8 @@ def lab(request: HttpRequest, project: str) -> HttpResponse:
     """The page."""
     found = auth.project_for(request, project)
     # Taken before the rows are read: a change in between is shown twice rather than never.
-    newest = Experiment.objects.filter(project=found).order_by("-updated").values_list("updated", flat=True).first()
+    cursor = cursor_now()
+    is_empty = not Experiment.objects.filter(project=found).exists()
     page = list_page(found, read_query(request.GET))
     query = page.query
     context = _context(found, page) | {
@@ -151,8 +153,8 @@ def lab(request: HttpRequest, project: str) -> HttpResponse:
         "columns": COLUMNS,
         "groups": GROUPS,
         "grammar": GRAMMAR,
-        "cursor": "" if newest is None else repr(newest),
-        "is_empty": newest is None,
+        "cursor": cursor,
+        "is_empty": is_empty,
         "csv_url": f"experiments.csv{query.url()}",
         "json_url": f"experiments.json{query.url()}",
         "plain_url": query.url(q=""),

@@ -116,7 +116,8 @@ def progress(request: HttpRequest, project: str) -> HttpResponse:
     shows_all = request.GET.get("all") == "1"
     shown_ladders = study.ladders if shows_all else study.ladders[:SHOWN_LADDERS]
     views = [
-        LadderView(ladder=ladder, number=number, by_order=by_order) for number, ladder in enumerate(shown_ladders, start=1)
+        LadderView(ladder=ladder, number=number, by_order=by_order)
+        for number, ladder in enumerate(shown_ladders, start=1)
     ]
     context = {
         "project": found,
@@ -140,7 +141,20 @@ def download_csv(request: HttpRequest, project: str) -> HttpResponse:
     study = study_of(auth.project_for(request, project))
     out = io.StringIO()
     writer = csv.writer(out)
-    names = ("experiment_id", "name", "parent", "when", "fate", "score", "low", "high", "arm", "n_seeds", "gain", "floor")
+    names = (
+        "experiment_id",
+        "name",
+        "parent",
+        "when",
+        "fate",
+        "score",
+        "low",
+        "high",
+        "arm",
+        "n_seeds",
+        "gain",
+        "floor",
+    )
     writer.writerow(["ladder", *names])
     for ladder in study.ladders:
         for dot in ladder.dots:

@@ -107,7 +107,9 @@ def invite(request: HttpRequest, project: str) -> HttpResponse:
     if (refusal := _refuse_members(request, found)) is not None:
         return refusal
     if settings.EVSYS_IS_LOCAL:
-        return _render(request, found, 400, problem="This dashboard is for one person. For a team: evsys dashboard --host")
+        return _render(
+            request, found, 400, problem="This dashboard is for one person. For a team: evsys dashboard --help"
+        )
     link = auth.invite(found, is_owner=request.POST.get("owner") == "1")
     return _render(request, found, 201, invitation=request.build_absolute_uri(link))
 

@@ -45,32 +45,39 @@ class Usage:
     """What the project's experiments used."""
 
     by_hash: dict[str, list[SuiteUser]] = field(default_factory=dict)
+    by_id: dict[str, list[SuiteUser]] = field(default_factory=dict)
+    """By every id or name that a config has."""
     by_name: dict[str, list[SuiteUser]] = field(default_factory=dict)
-    """By name or id, as configs have it."""
+    """By the names that configs have, of experiments without hashes: where there are some, these tell the version."""
     is_cut: bool = False
 
     def users_of(self, suite: Suite) -> list[SuiteUser]:
-        """By hash where there is one; by name only those whose record does not have another hash for it."""
-        found = {one.id: one for one in self.by_name.get(suite.name, []) + self.by_name.get(suite.id, [])}
-        found |= {one.id: one for one in self.by_hash.get(suite.sha256, [])} if suite.sha256 else {}
-        return sorted(found.values(), key=lambda one: -one.created)
+        """The newest first."""
+        named = [*self.by_name.get(suite.name, []), *self.by_id.get(suite.id, [])]
+        hashed = self.by_hash.get(suite.sha256, []) if suite.sha256 else []
+        return sorted({one.id: one for one in [*named, *hashed]}.values(), key=lambda one: -one.created)
 
 
 def usage_in(project: Project) -> Usage:
     """Read from the hashes and the configs of the newest experiments; records are not read whole."""
     usage = Usage()
-    rows = Experiment.objects.filter(project=project).order_by("-created").values_list(
-        "id", "name", "created", "config", "record__contents", "record__config"
-    )[: LOOKED_THROUGH + 1]
+    rows = (
+        Experiment.objects.filter(project=project)
+        .order_by("-created")
+        .values_list("id", "name", "created", "config", "record__contents", "record__config")[: LOOKED_THROUGH + 1]
+    )
     for number, (pk, name, created, config, contents, recorded) in enumerate(rows):
         if number == LOOKED_THROUGH:
             usage.is_cut = True
             break
-        hashes = {value for value in contents.values() if isinstance(value, str)} if isinstance(contents, dict) else set()
+        hashes = {str(value) for value in contents.values()} if isinstance(contents, dict) else set()
         for sha256 in hashes:
             usage.by_hash.setdefault(sha256, []).append(SuiteUser(id=pk, name=name, created=created))
-        for text in set(_names(config)) | set(_names(recorded)):
-            usage.by_name.setdefault(text, []).append(SuiteUser(id=pk, name=name, created=created, by_name=True))
+        for text in {*_names(config), *_names(recorded)}:
+            user = SuiteUser(id=pk, name=name, created=created, by_name=True)
+            usage.by_id.setdefault(text, []).append(user)
+            if not hashes:
+                usage.by_name.setdefault(text, []).append(user)
     return usage
 
 
@@ -169,6 +176,7 @@ def suite_page(request: HttpRequest, project: str, suite: str) -> HttpResponse:
     n_rows = stored.count() if one.complete else 0
     rows = [_shown(row) for row in stored.order_by("number")[start : start + PAGE_ROWS]] if one.complete else []
     usage = usage_in(found)
+    versions = Suite.objects.filter(project=found, kind=one.kind, name=one.name, split=one.split)
     lineage = one.lineage if isinstance(one.lineage, dict) else {}
     context = {
         "project": found,
@@ -179,9 +187,7 @@ def suite_page(request: HttpRequest, project: str, suite: str) -> HttpResponse:
         "users": usage.users_of(one),
         "is_cut": usage.is_cut,
         "looked_through": LOOKED_THROUGH,
-        "versions": list(
-            Suite.objects.filter(project=found, kind=one.kind, name=one.name).order_by("-created", "id")[:100]
-        ),
+        "versions": list(versions.order_by("-created", "id")[:100]),
         "rows": rows,
         "n_rows": n_rows,
         "first": start + 1,
