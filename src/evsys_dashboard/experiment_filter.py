@@ -70,14 +70,14 @@ _TERM = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class FilterCondition:
     """A filter that was read: the condition, and what in it was not understood."""
 
     condition: Q
     problems: tuple[str, ...] = ()
 
 
-def read_filter(text: str) -> Filter:
+def read_filter(text: str) -> FilterCondition:
     """The filter's text as a condition; what is not understood is reported and left out."""
     condition, problems = Q(), []
     if len(text) > LONGEST_FILTER:
@@ -93,7 +93,7 @@ def read_filter(text: str) -> Filter:
             problems.append(str(exc))
             continue
         condition &= ~part if minus else part
-    return Filter(condition=condition, problems=tuple(problems))
+    return FilterCondition(condition=condition, problems=tuple(problems))
 
 
 def _terms(text: str) -> Iterator[tuple[bool, str, str, str, str]]:
@@ -268,7 +268,7 @@ SHOWN_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RowGroup:
     """A heading and how many rows are below it in all."""
 
     label: str
@@ -282,7 +282,7 @@ class ListPage:
     query: ListQuery
     total: int
     """Experiments that the filter lets through."""
-    rows: list[tuple[Group | None, Experiment]]
+    rows: list[tuple[RowGroup | None, Experiment]]
     """Each with its heading, where it is the first below one."""
     next_start: int | None = None
     problems: tuple[str, ...] = ()
@@ -329,10 +329,10 @@ def _grouped_page(found: QuerySet[Experiment], query: ListQuery, problems: Seque
     pairs = [(label, pk) for label, ids in groups.items() for pk in ids]
     chosen = pairs[query.start : query.start + PAGE]
     by_id = {row.id: row for row in found.filter(pk__in={pk for _, pk in chosen})}
-    rows: list[tuple[Group | None, Experiment]] = []
+    rows: list[tuple[RowGroup | None, Experiment]] = []
     before = pairs[query.start - 1][0] if query.start and query.start <= len(pairs) else None
     for label, pk in chosen:
-        heading = Group(label=label, count=len(groups[label])) if label != before else None
+        heading = RowGroup(label=label, count=len(groups[label])) if label != before else None
         if pk in by_id:  # it may have been deleted since
             rows.append((heading, by_id[pk]))
         before = label

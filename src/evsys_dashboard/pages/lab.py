@@ -29,9 +29,9 @@ from evsys_dashboard.experiment_filter import (
     PAGE,
     SHOWN_FIELDS,
     Column,
-    Group,
     ListPage,
     ListQuery,
+    RowGroup,
     find_experiments,
     list_page,
     read_query,
@@ -53,7 +53,7 @@ class LabRow:
     """One experiment as the list shows it."""
 
     experiment: Experiment
-    group: Group | None = None
+    group: RowGroup | None = None
 
     @property
     def badge(self) -> str:
@@ -172,7 +172,7 @@ def rows(request: HttpRequest, project: str) -> HttpResponse:
     ids = request.GET.getlist("id")[: 10 * PAGE]
     if ids:
         matching, problems = find_experiments(found, query)
-        chosen: list[tuple[Group | None, Experiment]] = [(None, row) for row in matching.filter(pk__in=ids)]
+        chosen: list[tuple[RowGroup | None, Experiment]] = [(None, row) for row in matching.filter(pk__in=ids)]
         page = ListPage(query=query, total=len(chosen), rows=chosen, problems=problems)
     else:
         page = list_page(found, query)
