@@ -349,7 +349,7 @@ def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportanc
         values = [arm.settings.get(key) for arm in arms]
         n_values, correlation = len(set(split)), None
         if _are_numbers(values) and n_values > 2:
-            correlation = _pearson(_ranks([float(str(value)) for value in values]), ranks)
+            correlation = _pearson(_ranks([float(value) for value in values if value is not None]), ranks)
             raw, spent = correlation**2, 1
         else:
             raw, spent = _correlation_ratio(split, ranks), n_values - 1

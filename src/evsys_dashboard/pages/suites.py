@@ -41,7 +41,7 @@ class SuiteUser:
 
 
 @dataclass(slots=True, kw_only=True)
-class Usage:
+class SuiteUsage:
     """What the project's experiments used."""
 
     by_hash: dict[str, list[SuiteUser]] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Usage:
         return sorted({one.id: one for one in [*named, *hashed]}.values(), key=lambda one: -one.created)
 
 
-def usage_in(project: Project) -> Usage:
+def usage_in(project: Project) -> SuiteUsage:
     """Read from the hashes and the configs of the newest experiments; records are not read whole."""
-    usage = Usage()
+    usage = SuiteUsage()
     rows = (
         Experiment.objects.filter(project=project)
         .order_by("-created")
@@ -122,7 +122,7 @@ def _list(request: HttpRequest, project: str, kind: str, title: str) -> HttpResp
         versions.setdefault((suite.name, suite.split), []).append(suite)
     start = _start(request)
     page = list(versions.values())[start : start + PAGE_NAMES]
-    usage = usage_in(found) if page else Usage()
+    usage = usage_in(found) if page else SuiteUsage()
     end = start + len(page)
     context = {
         "project": found,
