@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
+import os
+import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `servers`; tests are imported by path, not as a package
+
+from servers import ServerProcess, find_postgresql, postgresql_server
 
 pytest.importorskip("django", reason="the dashboard needs the extra `dashboard`")
 
@@ -71,16 +78,119 @@ def key(project: Any) -> str:
 
 
 @pytest.fixture(scope="session")
+def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server of this session."""
+    pytest.importorskip("psycopg", reason="PostgreSQL needs psycopg")
+    if find_postgresql() is None:
+        pytest.skip("PostgreSQL is not installed here (no initdb)")
+    if os.geteuid() == 0 and shutil.which("runuser") is None:
+        pytest.skip("PostgreSQL does not run as root, and there is no runuser")
+    with postgresql_server(tmp_path_factory.mktemp("postgresql")) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of this test, of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path / 'dashboard.sqlite'}"
+    base = request.getfixturevalue("postgresql_url")
+    import psycopg
+
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(f"{base}/postgres", autocommit=True) as db:
+        db.execute(f"CREATE DATABASE {name}")
+    return f"{base}/{name}"
+
+
+@pytest.fixture
+def server(database_url: str) -> Iterator[ServerProcess]:
+    """A server process with the projects p1 and p2, on each kind of database."""
+    found = ServerProcess(database_url, projects=["p1", "p2"]).start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def sqlite_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server process with the projects p1 and p2, on SQLite, for what no database has a part in."""
+    found = ServerProcess(f"sqlite://{tmp_path / 'dashboard.sqlite'}", projects=["p1", "p2"]).start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="session")
 def rows(django_ready: None) -> ModuleType:
     """`experiment_rows.py`: experiments made directly through the models."""
-    return _load(Path(__file__).with_name("experiment_rows.py"))
+    return importlib.import_module("experiment_rows")
 
 
-def _load(path: Path) -> ModuleType:
-    """A module beside this file: tests are imported without their folder being on the path."""
-    if path.stem not in sys.modules:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[path.stem]
+CHROMIUM_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def live_url(django_ready: None) -> Iterator[str]:
+    """The address of a server in a thread of this process, on the tables of the tests."""
+    import threading
+
+    import uvicorn
+
+    from evsys_dashboard.asgi import Application
+    from evsys_dashboard.server import listen
+
+    started = threading.Event()
+
+    class SignallingServer(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    application, sock = Application(), listen("127.0.0.1", 0)
+    server = SignallingServer(uvicorn.Config(application, lifespan="off", log_config=None, timeout_graceful_shutdown=3))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    assert started.wait(120)
+    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(60)
+    application.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless browser of this session."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("chromium is not installed here (Debian's package chromium)")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(CHROMIUM_FLAGS), timeout=120_000)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any, live_url: str, visitor: Any) -> Iterator[Any]:
+    """`open_page("/p/x/", width=360, color_scheme="dark")`: a page, logged in. A script error or a violation of the
+    content security policy on it fails the test."""
+    contexts, problems = [], []
+
+    def opened(path: str, *, width: int = 1280, height: int = 900, color_scheme: str = "light") -> Any:
+        size = {"width": width, "height": height}
+        context = chromium.new_context(viewport=size, color_scheme=color_scheme, base_url=live_url)
+        context.set_default_timeout(60_000)
+        context.add_cookies([{"name": "sessionid", "value": visitor.cookies["sessionid"].value, "url": live_url}])
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
+        page.goto(path)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert problems == []
