@@ -159,14 +159,16 @@ def live_url(django_ready: None) -> Iterator[str]:
     application.close()
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """A headless browser of this session."""
+@pytest.fixture(scope="module")
+def chromium(live_url: str) -> Iterator[Any]:
+    """A headless browser of this module. Playwright runs an event loop in this thread while it is open, in which async
+    tests of other modules could not run, and which Django takes for a view that blocks."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
     found = shutil.which("chromium")
     if found is None:
         pytest.skip("chromium is not installed here (Debian's package chromium)")
-    with sync_api.sync_playwright() as playwright:
+    with pytest.MonkeyPatch.context() as patch, sync_api.sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         browser = playwright.chromium.launch(executable_path=found, args=list(CHROMIUM_FLAGS), timeout=120_000)
         yield browser
         browser.close()
@@ -176,13 +178,16 @@ def chromium() -> Iterator[Any]:
 def open_page(chromium: Any, live_url: str, visitor: Any) -> Iterator[Any]:
     """`open_page("/p/x/", width=360, color_scheme="dark")`: a page, logged in. A script error or a violation of the
     content security policy on it fails the test."""
+    from django.conf import settings
+
     contexts, problems = [], []
 
     def opened(path: str, *, width: int = 1280, height: int = 900, color_scheme: str = "light") -> Any:
         size = {"width": width, "height": height}
         context = chromium.new_context(viewport=size, color_scheme=color_scheme, base_url=live_url)
         context.set_default_timeout(60_000)
-        context.add_cookies([{"name": "sessionid", "value": visitor.cookies["sessionid"].value, "url": live_url}])
+        cookie = visitor.cookies[settings.SESSION_COOKIE_NAME].value
+        context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": live_url}])
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
