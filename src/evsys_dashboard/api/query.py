@@ -24,7 +24,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,6 +260,16 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
         ) from None
 
 
+def drop_views(plan: Sequence[object] = (), **_: object) -> None:
+    """Before a migration: PostgreSQL alters no column that a view reads. The next statement makes the views anew."""
+    if plan and connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            for name in VIEWS:
+                cursor.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.{name}"])
+                if cursor.fetchone()[0]:
+                    cursor.execute(f"DROP VIEW {SCHEMA}.{name}")
+
+
 _ready: set[str] = set()
 """Roles that this process has set up."""
 
@@ -292,6 +302,8 @@ def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> Q
     except psycopg.errors.QueryCanceled:
         raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less") from None
     except psycopg.Error as exc:
+        if isinstance(exc, psycopg.OperationalError | psycopg.errors.UndefinedTable):
+            _ready.discard(role)  # the role or the views may have been dropped since, as by a migration
         raise QueryRefused(_reason(str(exc).splitlines()[0] if str(exc) else type(exc).__name__)) from None
 
 

@@ -144,6 +144,12 @@ class DashboardSource:
             split=suite["split"],
         )
 
+    # Asking.
+
+    def query(self, sql: str) -> dict[str, Any]:
+        """The rows of one SELECT over the project: {columns, rows, truncated, seconds}."""
+        return self._call("POST", f"{self._project_path}/query", json={"sql": sql})
+
     @property
     def _project_path(self) -> str:
         return f"/api/v1/projects/{quote(self.project_id, safe='')}"
