@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
 
 
@@ -15,7 +17,7 @@ class DashboardConfig(AppConfig):
 
         from evsys_dashboard import points  # noqa: F401  (it deletes the points of a curve that is deleted)
 
-        def drop_views(**how: object) -> None:
+        def drop_views(**how: Any) -> None:
             from evsys_dashboard.api import query
 
             query.drop_views(**how)

@@ -237,11 +237,11 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
                 cursor.execute(f"CREATE VIEW {SCHEMA}.{name} WITH (security_barrier) AS {made}")
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role])
             verb = "ALTER" if cursor.fetchone() else "CREATE"
-            made = text.SQL(
+            statement = text.SQL(
                 f"{verb} ROLE {{}} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION "
                 "CONNECTION LIMIT 8 PASSWORD {}"
             ).format(text.Identifier(role), text.Literal(password))
-            cursor.execute(made.as_string(cursor.connection))
+            cursor.execute(statement.as_string(cursor.connection))
             cursor.execute(
                 f"INSERT INTO {SCHEMA}.roles VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING",
                 [role, project_id, hide_test],
@@ -260,7 +260,7 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
         ) from None
 
 
-def drop_views(plan: Sequence[object] = (), **_: object) -> None:
+def drop_views(*, plan: Sequence[object] = (), **_: Any) -> None:
     """Before a migration: PostgreSQL alters no column that a view reads. The next statement makes the views anew."""
     if plan and connection.vendor == "postgresql":
         with connection.cursor() as cursor:

@@ -199,7 +199,8 @@ class DashboardSource:
 
 def chunks_of(path: Path, *, skip: int = 0) -> Iterator[tuple[int, bytes]]:
     """The rows of a stored file from number `skip` on: the number of the first row of each chunk, and the chunk."""
-    first, lines, size = skip, [], 0
+    lines: list[bytes] = []
+    first, size = skip, 0
     with open(path, "rb") as handle:
         for number, line in enumerate(handle):
             if number < skip:
