@@ -307,3 +307,24 @@ def test_an_experiment_that_was_sent_and_is_found_on_disk_is_one(project, record
     row = project.experiments.get()
     assert (row.pk, row.status, row.generations.count()) == (own, "completed", 4)
     assert row.generations.get(pk=run).status == "completed"
+
+
+def test_a_record_that_breaks_the_reading_hides_no_other(project, record, tmp_path, monkeypatch):
+    from evsys_dashboard import follow as module
+
+    shutil.copytree(record.parent, tmp_path / "second")
+    read = module.read_experiment
+
+    def break_one(project: Any, line: Any, stamp: str) -> None:
+        if line.record.parent.name == "copy":
+            raise RecursionError("too deep")
+        read(project, line, stamp)
+
+    monkeypatch.setattr(module, "read_experiment", break_one)
+    follower = follow(project, tmp_path)
+    found = {Path(row.source).parent.name: (row.status, row.problem) for row in project.experiments.all()}
+    assert found == {"copy": ("unreadable", "RecursionError: too deep"), "second": ("completed", "")}
+    monkeypatch.undo()
+    os.utime(record)
+    look_again(follower)
+    assert {row.status for row in project.experiments.all()} == {"completed"}
