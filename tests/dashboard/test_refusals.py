@@ -240,3 +240,20 @@ def test_a_slow_client_holds_up_no_other(server):
             thread.join(WAIT_SECONDS)
         assert done == [200] * 20
         assert time.monotonic() - began < WAIT_SECONDS
+
+
+def test_a_bomb_is_not_unpacked_before_it_is_refused(django_ready):
+    import tracemalloc
+
+    from evsys_dashboard.auth import Refusal
+    from evsys_dashboard.ingest import unpack
+
+    bomb = gzip.compress(b"0" * 20_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refusal, match="unpacks"):
+            unpack(bomb, "gzip", limit=1000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
