@@ -20,6 +20,7 @@ from typing import Any
 import requests
 
 WAIT_SECONDS = 90.0
+PORTS_TRIED = 5
 SCRIPT = Path(__file__).with_name("server_process.py")
 
 
@@ -120,6 +121,21 @@ def find_postgresql() -> Path | None:
     return None
 
 
+def _answers(server: subprocess.Popen[bytes], url: str) -> bool:
+    """Wait until PostgreSQL answers; False where it ended instead."""
+    import psycopg
+
+    until = time.monotonic() + WAIT_SECONDS
+    while server.poll() is None:
+        try:
+            psycopg.connect(url, connect_timeout=10).close()
+            return True
+        except psycopg.OperationalError:
+            assert time.monotonic() < until, "PostgreSQL does not answer"
+            time.sleep(0.1)  # there is no event to wait for: it answers when it is ready
+    return False
+
+
 @contextmanager
 def postgresql_server(folder: Path) -> Iterator[str]:
     """A PostgreSQL server with fsync on, on a free port; yields a URL without the database's name."""
@@ -139,31 +155,29 @@ def postgresql_server(folder: Path) -> Iterator[str]:
         [*as_user, str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", user, "-E", "UTF8", "--locale=C"],
         check=True, stdout=subprocess.DEVNULL, cwd="/",
     )  # fmt: skip
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = ["-c", f"port={port}", "-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}"]
     log = open(folder / "log", "w")  # noqa: SIM115  (it lives as long as the server)
-    server = subprocess.Popen(
-        [*as_user, str(binaries / "postgres"), "-D", str(data), *settings, "-c", "fsync=on"],
-        stdout=log, stderr=log, cwd="/",
-    )  # fmt: skip
-    url = f"postgresql://{user}@127.0.0.1:{port}"
+    server, url = None, ""
     try:
-        import psycopg
-
-        until = time.monotonic() + WAIT_SECONDS
-        while True:
-            try:
-                psycopg.connect(f"{url}/postgres").close()
+        # Between the moment a port is found free and the one it is bound, another process may take it.
+        for _ in range(PORTS_TRIED):
+            with closing(socket.socket()) as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            options = [f"port={port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={folder}", "fsync=on"]
+            settings = [word for option in options for word in ("-c", option)]
+            server = subprocess.Popen(
+                [*as_user, str(binaries / "postgres"), "-D", str(data), *settings], stdout=log, stderr=log, cwd="/"
+            )
+            url = f"postgresql://{user}@127.0.0.1:{port}"
+            if _answers(server, f"{url}/postgres"):
                 break
-            except psycopg.OperationalError:
-                assert server.poll() is None and time.monotonic() < until, (folder / "log").read_text()
-                time.sleep(0.1)  # there is no event to wait for: it answers when it is ready
+        else:
+            raise AssertionError(f"PostgreSQL does not start: {(folder / 'log').read_text()[-2000:]}")
         yield url
     finally:
         # The process we started may be `runuser`; the server's own number is in its file, and SIGINT ends it at once.
         with suppress(OSError, ValueError):
             os.kill(int((data / "postmaster.pid").read_text().split()[0]), signal.SIGINT)
-        server.wait(WAIT_SECONDS)
+        if server is not None:
+            server.wait(WAIT_SECONDS)
         log.close()
