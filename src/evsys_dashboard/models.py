@@ -89,8 +89,12 @@ class Experiment(models.Model):
     """What people said: {kind, text, by, ts}."""
     figures = models.JSONField(default=dict)
     """Name -> SVG text of the figures that the experiment drew."""
-    source = models.TextField(blank=True, default="")
+    problem = models.TextField(blank=True, default="")
+    """Why its record cannot be read, where the status is `unreadable`."""
+    source = models.TextField(blank=True, default="", db_index=True)
     """The record's path, for an experiment of a followed folder."""
+    stamp = models.TextField(blank=True, default="")
+    """What the files behind this row were when they were read; a row with the same stamp need not be read again."""
     created = models.FloatField(db_index=True)
     """When it began, in seconds since the epoch."""
     ended = models.FloatField(null=True)
@@ -144,10 +148,14 @@ class Generation(models.Model):
     conclusion = models.TextField(blank=True, default="")
     record = models.JSONField(null=True)
     """`RunRecord` as plain data, once the run has ended."""
+    extra = models.JSONField(default=dict)
+    """What a client sent beside these."""
     log_tail = models.TextField(blank=True, default="")
     """The last 64 kB of what its process wrote."""
     source = models.TextField(blank=True, default="")
     """The run's directory, for a run of a followed folder."""
+    loaded = models.JSONField(default=dict)
+    """How far its files were read: {metrics: [inode, offset], evals: stamp}."""
     created = models.FloatField()
     ended = models.FloatField(null=True)
     updated = models.FloatField(db_index=True)
@@ -195,6 +203,8 @@ class Eval(models.Model):
     benchmark_id = models.CharField(max_length=200, blank=True, default="")
     error = models.TextField(blank=True, default="")
     seconds = models.FloatField(null=True)
+    extra = models.JSONField(default=dict)
+    """What a client sent beside these."""
     n_rollouts = models.IntegerField(default=0)
     created = models.FloatField()
 

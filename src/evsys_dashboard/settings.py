@@ -6,11 +6,14 @@ line configure the server the same way.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Of a request, as it comes and unpacked. A batch of a client has about 2 MB; a record with figures may have more."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 SECURE_CSP: dict[str, list[str]] = {
@@ -53,7 +56,13 @@ def database_settings(url: str) -> dict[str, object]:
             "timeout": 20,
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA cache_size=-16000;",
         }
-        return {"ENGINE": "django.db.backends.sqlite3", "NAME": unquote(parts.path), "OPTIONS": options}
+        # Threads live as long as the server (`asgi`), so each keeps its connection.
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": unquote(parts.path),
+            "OPTIONS": options,
+            "CONN_MAX_AGE": None,
+        }
     if parts.scheme not in ("postgres", "postgresql"):
         raise ValueError(f"{parts.scheme}:// is no database the dashboard knows: use sqlite:/// or postgresql://")
     return {
@@ -107,8 +116,7 @@ def django_settings(options: ServerOptions) -> Mapping[str, object]:
             }
         ],
         "STATIC_URL": "/static/",
-        "STATICFILES_DIRS": [],
-        "WHITENOISE_ROOT": None,
+        "STATIC_ROOT": here / "static",
         "WHITENOISE_USE_FINDERS": False,
         "USE_TZ": True,
         "TIME_ZONE": "UTC",
@@ -118,13 +126,15 @@ def django_settings(options: ServerOptions) -> Mapping[str, object]:
         "SECURE_CSP": SECURE_CSP,
         "X_FRAME_OPTIONS": "DENY",
         "SECURE_REFERRER_POLICY": "same-origin",
+        # Browsers keep one set of cookies for all ports of a host: two dashboards must not log each other out.
+        "SESSION_COOKIE_NAME": f"evsys_{hashlib.sha256(options.secret_key.encode()).hexdigest()[:12]}",
         "SESSION_COOKIE_SAMESITE": "Lax",
         "SESSION_COOKIE_HTTPONLY": True,
         "SESSION_COOKIE_SECURE": options.is_https,
         "CSRF_COOKIE_SECURE": options.is_https,
         "CSRF_COOKIE_SAMESITE": "Lax",
         "PASSWORD_HASHERS": ["django.contrib.auth.hashers.ScryptPasswordHasher"],
-        "DATA_UPLOAD_MAX_MEMORY_SIZE": 8 * 1024 * 1024,
+        "DATA_UPLOAD_MAX_MEMORY_SIZE": MAX_BODY_BYTES,
         "EVSYS_IS_LOCAL": options.is_local,
     }
 

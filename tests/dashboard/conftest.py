@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def django_ready(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def project(django_ready: None) -> Iterator[object]:
+def project(django_ready: None) -> Iterator[Any]:
     """A project of this test alone; everything in it goes when the test ends."""
     from evsys_dashboard.models import Project
 
@@ -33,3 +34,33 @@ def project(django_ready: None) -> Iterator[object]:
     found = Project.objects.create(id=f"project-{number}", name=f"Project {number}", created=1.0)
     yield found
     found.delete()
+
+
+@pytest.fixture
+def team(django_ready: None) -> Iterator[None]:
+    """The server of a team instead of one's own machine: people see the projects they are members of."""
+    from django.conf import settings
+
+    settings.EVSYS_IS_LOCAL = False
+    yield
+    settings.EVSYS_IS_LOCAL = True
+
+
+@pytest.fixture
+def visitor(django_ready: None) -> Any:
+    """A browser that is logged in as the user of this machine (`django.test.Client`)."""
+    from django.test import Client
+
+    from evsys_dashboard.auth import local_user
+
+    client = Client()
+    client.force_login(local_user())
+    return client
+
+
+@pytest.fixture
+def key(project: Any) -> str:
+    """A key of the test's project that may write."""
+    from evsys_dashboard.auth import make_key
+
+    return make_key(project, "test", "write")[1]
