@@ -82,7 +82,9 @@ def forest_plot(rows: Sequence[ForestRow], *, title: str, is_share: bool = False
         parts.append(f'<text x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{shown_tick(tick)}</text>')
     for row in rows:
         if row.mark in ("baseline", "untrained"):
-            parts.append(f'<line class="ref {row.mark}" x1="{x(row.value)}" x2="{x(row.value)}" y1="{TOP}" y2="{bottom}"/>')
+            parts.append(
+                f'<line class="ref {row.mark}" x1="{x(row.value)}" x2="{x(row.value)}" y1="{TOP}" y2="{bottom}"/>'
+            )
     for index, row in enumerate(rows):
         y = TOP + ROW_HEIGHT * index + ROW_HEIGHT / 2
         word = f' <tspan class="mark">{escape(row.mark)}</tspan>' if row.mark and row.mark != row.label else ""
