@@ -273,7 +273,12 @@ def use_login_link(request: HttpRequest, token: str) -> HttpResponse:
         text = "This link was used before or is too old. Start `evsys dashboard` again, or ask an owner for a new one."
         return render(request, "dashboard/login.html", {"problem": text, **login_context()}, status=403)
     login(request, link.user, backend="django.contrib.auth.backends.ModelBackend")
-    return HttpResponseRedirect("/welcome" if needs_password(request) else "/")
+    return HttpResponseRedirect("/welcome" if needs_password(request) else safe_target(request.GET.get("next")))
+
+
+def safe_target(target: str | None) -> str:
+    """Where to go after the login: a page of ours, never an address elsewhere."""
+    return target if target and url_has_allowed_host_and_scheme(target, allowed_hosts=None) else "/"
 
 
 def login_context() -> dict[str, object]:
@@ -310,9 +315,7 @@ failures = FailureLog()
 @never_cache
 @require_http_methods(["GET", "POST"])
 def log_in(request: HttpRequest) -> HttpResponse:
-    target = request.GET.get("next") or request.POST.get("next") or "/"
-    if not url_has_allowed_host_and_scheme(target, allowed_hosts=None):
-        target = "/"  # an address elsewhere: a login page must not send people there
+    target = safe_target(request.GET.get("next") or request.POST.get("next"))
     context: dict[str, object] = {"next": target, **login_context()}
     if request.method == "GET" or settings.EVSYS_IS_LOCAL:
         if request.user.is_authenticated:

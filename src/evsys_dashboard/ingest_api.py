@@ -1,5 +1,90 @@
+"""The routes by which clients create and change experiments, runs, evaluations and benchmarks.
+
+In: requests as `evsys_sdk.record.dashboard.wire` has them, with a key that may write. Out: rows, through `ingest`, and
+`{"id": ...}` once they are committed. Steps and predictions, of which there are thousands, are answered by `asgi`.
+"""
+
 from __future__ import annotations
 
-from django.urls import URLPattern
+from collections.abc import Callable
+from typing import Any
 
-urlpatterns: list[URLPattern] = []
+from django.db import DataError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
+
+from evsys_dashboard import auth, ingest
+from evsys_dashboard.auth import Refusal
+from evsys_dashboard.models import Project
+from evsys_sdk.record.dashboard.wire import API_PREFIX
+
+ROOT = f"{API_PREFIX.removeprefix('/')}/sdk"
+
+
+def _write(request: HttpRequest, method: str, save: Callable[[Project, ingest.JsonDict], Any]) -> HttpResponse:
+    """Check the key and the body, and save it; answered after the commit."""
+    if request.method != method:
+        raise Refusal(405, f"{request.method} is not possible here; use {method}")
+    project = auth.key_for(request, "write").project
+    body = ingest.parse_body(request.body, request.headers.get("Content-Encoding", ""))
+    try:
+        with ingest.writing():
+            row = save(project, body)
+    except DataError as exc:  # e.g. 1e999, which is JSON and no number of any database
+        raise Refusal(422, f"the database cannot store this: {exc}") from None
+    return JsonResponse({"id": row.pk})
+
+
+@auth.api
+def experiments(request: HttpRequest) -> HttpResponse:
+    def save(project: Project, body: ingest.JsonDict) -> Any:
+        return ingest.save_experiment(project, ingest.id_in(body), body, create=True)
+
+    return _write(request, "POST", save)
+
+
+@auth.api
+def experiment(request: HttpRequest, experiment_id: str) -> HttpResponse:
+    def save(project: Project, body: ingest.JsonDict) -> Any:
+        return ingest.save_experiment(project, experiment_id, body, create=False)
+
+    return _write(request, "PATCH", save)
+
+
+@auth.api
+def generations(request: HttpRequest) -> HttpResponse:
+    def save(project: Project, body: ingest.JsonDict) -> Any:
+        return ingest.save_generation(project, ingest.id_in(body), body, create=True)
+
+    return _write(request, "POST", save)
+
+
+@auth.api
+def generation(request: HttpRequest, generation_id: str) -> HttpResponse:
+    def save(project: Project, body: ingest.JsonDict) -> Any:
+        return ingest.save_generation(project, generation_id, body, create=False)
+
+    return _write(request, "PATCH", save)
+
+
+@auth.api
+def evals(request: HttpRequest, generation_id: str) -> HttpResponse:
+    def save(project: Project, body: ingest.JsonDict) -> Any:
+        return ingest.save_eval(project, ingest.generation_of(project, generation_id), body)
+
+    return _write(request, "POST", save)
+
+
+@auth.api
+def benchmarks(request: HttpRequest) -> HttpResponse:
+    return _write(request, "POST", ingest.save_benchmark)
+
+
+urlpatterns = [
+    path(f"{ROOT}/experiments/", experiments),
+    path(f"{ROOT}/experiments/<str:experiment_id>/", experiment),
+    path(f"{ROOT}/generations/", generations),
+    path(f"{ROOT}/generations/<str:generation_id>/", generation),
+    path(f"{ROOT}/generations/<str:generation_id>/eval/", evals),
+    path(f"{ROOT}/benchmarks/", benchmarks),
+]

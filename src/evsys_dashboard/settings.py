@@ -7,6 +7,7 @@ line configure the server the same way.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,12 @@ class ServerOptions:
     """Host headers that are answered."""
     is_local: bool = True
     """One person on this machine, let in by a link; otherwise a team with users and passwords."""
-    is_https: bool = False
-    """Whether browsers reach the server by HTTPS: cookies are then sent over nothing else."""
+    public_url: str = ""
+    """Where browsers reach a server behind a proxy; with https://, cookies are sent over nothing else."""
+
+    @property
+    def is_https(self) -> bool:
+        return self.public_url.startswith("https://")
 
 
 def database_settings(url: str) -> dict[str, object]:
@@ -133,9 +138,11 @@ def django_settings(options: ServerOptions) -> Mapping[str, object]:
         "SESSION_COOKIE_SECURE": options.is_https,
         "CSRF_COOKIE_SECURE": options.is_https,
         "CSRF_COOKIE_SAMESITE": "Lax",
+        "CSRF_TRUSTED_ORIGINS": [options.public_url] if options.public_url else [],
         "PASSWORD_HASHERS": ["django.contrib.auth.hashers.ScryptPasswordHasher"],
         "DATA_UPLOAD_MAX_MEMORY_SIZE": MAX_BODY_BYTES,
         "EVSYS_IS_LOCAL": options.is_local,
+        "LOGGING_CONFIG": None,
     }
 
 
@@ -146,3 +153,5 @@ def configure(options: ServerOptions) -> None:
 
     settings.configure(**django_settings(options))
     django.setup()
+    for name in ("django.request", "django.security"):  # a stranger who is refused is no event for the terminal
+        logging.getLogger(name).setLevel(logging.ERROR)

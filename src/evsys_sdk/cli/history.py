@@ -1,10 +1,11 @@
-"""`evsys history`, `show`, `compare`, `judge` and `context`: past experiments."""
+"""`evsys history`, `show`, `report`, `compare`, `judge` and `context`: past experiments."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -229,6 +230,37 @@ def _arm_text(arm: ArmDigest, digest: Digest) -> str:
     parts += [f"not ranked: {arm.why_unranked}"] if arm.why_unranked else []
     own = f" [{', '.join(f'{key}={value}' for key, value in arm.own.items())}]" if arm.own else ""
     return ", ".join(parts) + own + (f" ({arm.error})" if arm.error else "")
+
+
+@verb("report")
+@experiment_argument(f"{NAMED} (default: the newest experiment)", required=False)
+@click.option("--html", metavar="FILE", help="the file to write (default: <experiment>.html beside the record)")
+@place_options
+def report(experiment: str | None, html: str | None, place: HistoryPlace, as_json: bool) -> int:
+    """Write one experiment as a self-contained HTML file: hypothesis, verdict, arms, figures, scores, config and the
+    record as data. It needs no server and nothing from elsewhere. A file that is no report is not overwritten."""
+    from evsys_sdk.errors import EvsysError
+    from evsys_sdk.record.layout import stem_of
+    from evsys_sdk.record.models import ExperimentRecord
+    from evsys_sdk.report.html import Remark, ReportFacts, write_report
+    from evsys_sdk.report.recorded import recorded_facts
+
+    entry = place.find_or_newest(experiment).entry
+    record = ExperimentRecord.load(entry.record)
+    if record is None:
+        raise EvsysError(f"{entry.name} is {entry.state} and has no record yet; evsys status shows how far it is")
+    facts = ReportFacts(
+        record=record,
+        page=recorded_facts(record, entry.record),
+        remarks=[Remark(text=note.text, by=note.by, ts=note.ts) for note in entry.notes.conclusions],
+        why_invalid=entry.notes.why_invalid,
+    )
+    path = write_report(facts, Path(html) if html else entry.record.with_name(f"{stem_of(entry.record)}.html"))
+    if as_json:
+        print_json({"experiment": entry.name, "record": str(entry.record), "report": str(path.absolute())})
+    else:
+        print(f"wrote {short_path(path)}")
+    return EXIT_OK
 
 
 @verb("compare")

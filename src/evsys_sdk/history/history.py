@@ -105,7 +105,12 @@ def read_history(workspace: Path | None, folders: Sequence[Path] = (), *, output
 
 def read_one(record: Path) -> ExperimentEntry | None:
     """The experiment with this record (or the journal beside where it would be); None where there is neither."""
-    return _entry(IndexLine(record=record.absolute()))[0]
+    return read_line(IndexLine(record=record.absolute()))
+
+
+def read_line(line: IndexLine) -> ExperimentEntry | None:
+    """The experiment of one line of the index; None where nothing of it is on disk any more."""
+    return _entry(line)[0]
 
 
 def records_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:

@@ -10,32 +10,41 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import FOREIGN, Cancelled
 from evsys_sdk.files import whole_file
-from evsys_sdk.format import visible
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.callbacks import eval_metrics
 from evsys_sdk.record.rollouts import StoredJournal
+from evsys_sdk.report.svg import (
+    COLOURS,
+    GREY,
+    LONGEST_HEADING,
+    MOST_BANDS,
+    MOST_COLOURS,
+    VERDICTS,
+    Curve,
+    SeedCurves,
+    band,
+    colour_order,
+    comparison_word,
+    plan_forest,
+    short_labels,
+    shorten_label,
+)
 from evsys_sdk.stats.verdict import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Curve = dict[int, float]
-"""Step -> value."""
 
 # What a resumed run did anew counts once: of each run the last attempt, without the steps that were trained again.
 _COUNTED = (
@@ -97,20 +106,7 @@ HOW_TO_GET = (
 STEP_METRICS = ("loss", "reward")
 """What of a step is drawn, where it is there."""
 MOST_PANELS = 6
-MOST_COLOURS = 8
-"""Arms beyond these are drawn in grey."""
-MOST_BANDS = 4
-"""With more arms, bands over seeds would cover each other: a bar at the end of each line stands for them."""
-MOST_ROWS = 40
-MOST_NAMED = 4
-"""Arms without a score that are named in the heading."""
-LONGEST_LABEL = 40
-LONGEST_HEADING = 36
-"""Of the right panel, which has little more than a third of the width."""
 LETTERS_PER_INCH, BOLD_PER_INCH, LINE_POINTS = 15.5, 10.5, 12
-COLOURS = ("#3264a8", "#d1661f", "#3a8a4d", "#a83f6f", "#6b5bb0", "#8a6d3b", "#2f97a6", "#555555")
-GREY = "#b8b8b8"
-VERDICTS = {"better": "#2e7d4f", "worse": "#b03a2e", "equivalent": "#3264a8", "undecided": "#8a8a8a"}
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -122,9 +118,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "evsys",
     "svg.fonttype": "none",
 }
-
-SeedCurves = dict[str, dict[str, list[Curve]]]
-"""Panel -> arm -> a curve per seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,12 +152,7 @@ def draw(arms: Mapping[str, Sequence[RunResult]], verdict: Verdict | None, place
         with matplotlib.rc_context({**STYLE, "text.usetex": False}):
             if panels:
                 failed = [arm for arm, runs in arms.items() if all(run.status == "failed" for run in runs)]
-                order = list(arms)
-                # Where not all arms get a colour, the baseline and the best means do, unless none may be picked.
-                if len(order) > MOST_COLOURS and verdict is not None and verdict.winner is not None:
-                    sign = -1 if verdict.mode == "max" else 1
-                    means = {arm.arm: sign * arm.mean for arm in verdict.arms if arm.mean is not None}
-                    order.sort(key=lambda arm: (arm != verdict.baseline_arm, means.get(arm, math.inf)))
+                order = colour_order(list(arms), verdict)
                 figure = learning_curves(panels, order=order, title=place.title, failed=failed)
                 files["Learning curves"] = _save(figure, place, "curves")
             if verdict is not None and sum(arm.mean is not None for arm in verdict.arms) > 1:
@@ -193,16 +181,6 @@ def curves_of(arms: Mapping[str, Sequence[RunResult]], journal: Path) -> SeedCur
                     panels.setdefault(name, {}).setdefault(arm, []).append(curve)
     wanted = sorted(panels, key=lambda name: (STEP_METRICS.index(name) if name in STEP_METRICS else 99, name))
     return {name: panels[name] for name in wanted[:MOST_PANELS]}
-
-
-def band(curves: Sequence[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Steps, mean, lowest and highest over the seeds that have each step. A step that only some of the seeds have is
-    left out: a mean over other seeds would look like a jump."""
-    # Where the seeds share no step, the first seed stands for the arm.
-    steps = [step for step in curves[0] if all(step in curve for curve in curves)] or list(curves[0])
-    shared = [curve for curve in curves if all(step in curve for step in steps)]
-    columns = [[curve[step] for curve in shared] for step in steps]
-    return steps, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
 
 
 def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, failed: Sequence[str] = ()) -> Figure:
@@ -237,7 +215,7 @@ def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, fai
                     axes.fill_between(steps, low, high, color=COLOURS[index], alpha=0.15, linewidth=0)
                 else:
                     axes.vlines(steps[-1] + gap * (index + 1), low[-1], high[-1], color=COLOURS[index], linewidth=1.6)
-        axes.set_title(_short(name, LONGEST_LABEL), loc="left", fontsize=10)
+        axes.set_title(_plain_text(shorten_label(name)), loc="left", fontsize=10)
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0.02)
@@ -270,7 +248,7 @@ def _headings(figure: Figure, title: str, how: str) -> None:
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0, 0, 1, 1 - (30 + LINE_POINTS * len(lines)) * point))
-    name = _short(title, min(70, int(BOLD_PER_INCH * width)))
+    name = _plain_text(shorten_label(title, min(70, int(BOLD_PER_INCH * width))))
     figure.text(0.01, 1 - 7 * point, name, ha="left", va="top", fontsize=11, fontweight="bold")
     figure.text(0.01, 1 - 25 * point, "\n".join(lines), ha="left", va="top", fontsize=8.5, color="#666666")
 
@@ -280,23 +258,13 @@ def forest(verdict: Verdict, *, title: str) -> Figure:
     the untrained model where there is none, and the verdict in a column on the right."""
     from matplotlib.figure import Figure
 
-    ranked = [arm for arm in verdict.arms if arm.mean is not None]
-    arms = list(ranked)
-    if verdict.winner is not None:  # where none may be picked they stay in their own order
-        arms.sort(key=lambda arm: (1 if verdict.mode == "min" else -1) * (arm.mean or 0.0))
-    # From the lowest row up: the best on top; the baseline stays, however low.
-    lost = [arm for arm in arms[MOST_ROWS:] if arm.arm == verdict.baseline_arm]
-    arms = [*lost, *reversed(arms[: MOST_ROWS - len(lost)])]
-    whom, compared = "", [arm.vs_baseline for arm in arms]
-    if verdict.baseline_arm and any(arm.vs_baseline for arm in ranked):
-        whom = verdict.baseline_arm
-    elif any(arm.vs_untrained for arm in ranked):
-        whom = "the untrained model" if verdict.start == UNTRAINED else verdict.start
-        compared = [arm.vs_untrained for arm in arms]
+    plan = plan_forest(verdict)
+    whom = plan.whom
+    rows = plan.rows[::-1]  # matplotlib counts from the lowest row up
     panels = 2 if whom else 1
-    figure = Figure(figsize=(9.6 if whom else 6.4, 1.5 + 0.42 * len(arms)), layout="constrained")
+    figure = Figure(figsize=(9.6 if whom else 6.4, 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[1.15, 1][:panels])[0]
-    for row, (arm, found) in enumerate(zip(arms, compared, strict=True)):
+    for row, (arm, found) in enumerate(rows):
         colour = VERDICTS[found.verdict] if found else COLOURS[0]
         colour = "#222222" if arm.arm == verdict.baseline_arm else colour
         seeds = list(arm.seed_means.values())
@@ -305,15 +273,12 @@ def forest(verdict: Verdict, *, title: str) -> Figure:
             axes[0].plot(seeds, heights, "o", color=colour, markersize=3, alpha=0.55, markeredgewidth=0)
         _draw_interval(axes[0], row, arm.mean or 0.0, arm.low, arm.high, colour)
         if whom:
-            word: str = "the baseline" if found is None else found.verdict
-            if found is not None and found.difference is None:
-                word = "not compared"
-            elif found is not None and found.difference is not None:
+            if found is not None and found.difference is not None:
                 _draw_interval(axes[1], row, found.difference, found.low, found.high, colour)
             place = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-            axes[1].annotate(word, (1.03, row), color=colour, fontsize=8.5, **place)
-    axes[0].set_yticks(range(len(arms)), labels([arm.arm for arm in arms]))
-    axes[0].set_ylim(-0.6, len(arms) - 0.4)
+            axes[1].annotate(comparison_word(found), (1.03, row), color=colour, fontsize=8.5, **place)
+    axes[0].set_yticks(range(len(rows)), labels([arm.arm for arm, _ in rows]))
+    axes[0].set_ylim(-0.6, len(rows) - 0.4)
     for one in axes:
         one.tick_params(axis="y", length=0)
     axes[0].set_title(
@@ -324,15 +289,7 @@ def forest(verdict: Verdict, *, title: str) -> Figure:
         heading = f"difference to {labels([whom])[0]}"
         fits = len(heading) <= LONGEST_HEADING  # else its row has the name
         axes[1].set_title(heading if fits else "difference to the baseline", loc="left", fontsize=10)
-    how = ["bars: 95 % intervals", "small dots: seeds"]
-    how += ["colour: verdict after Holm's correction"] if whom else []
-    how += [] if verdict.winner else ["arms in their own order, as nothing is picked by these scores"]
-    if left_out := len(ranked) - len(arms):
-        how.append(f"{left_out} {'lower' if verdict.winner else 'more'} arms left out")
-    unranked = labels([arm.arm for arm in verdict.arms if arm.mean is None])
-    more = f" and {len(unranked) - MOST_NAMED} more" if len(unranked) > MOST_NAMED else ""
-    how += [f"not ranked: {', '.join(unranked[:MOST_NAMED])}{more}"] if unranked else []
-    _headings(figure, title, "; ".join(how))
+    _headings(figure, title, "; ".join(plan.notes))
     return figure
 
 
@@ -343,16 +300,12 @@ def _draw_interval(axes: Axes, row: int, middle: float, low: float | None, high:
 
 
 def labels(arms: Sequence[str]) -> list[str]:
-    """Names that fit: of `algorithm.params.rank=8` the last part; where two would look the same, with their number."""
-    names = [re.sub(r"[\w.]+\.(\w+=)", r"\1", arm) if len(arm) > LONGEST_LABEL else arm for arm in arms]
-    short = [_short(name, LONGEST_LABEL) for name in names]
-    return [f"{name} ({i + 1})" if short.count(name) > 1 else name for i, name in enumerate(short)]
+    """Names that fit, as matplotlib takes them."""
+    return [_plain_text(name) for name in short_labels(arms)]
 
 
-def _short(text: str, limit: int) -> str:
-    # A dollar sign would begin a formula.
-    text = visible(text)
-    return (text if len(text) <= limit else f"{text[: limit - 15]}...{text[-12:]}").replace("$", r"\$")
+def _plain_text(text: str) -> str:
+    return text.replace("$", r"\$")  # a dollar sign would begin a formula
 
 
 def _save(figure: Figure, place: Place, what: str) -> str:

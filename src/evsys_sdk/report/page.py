@@ -87,6 +87,27 @@ def _side_by_side(values: Iterable[str]) -> str:
     return " / ".join(found[:MOST_VALUES]) + more
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTable:
+    """A table of the page, whose texts are not escaped yet: Markdown and HTML do that each in their way."""
+
+    head: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    strong: str | None = None
+    """The first cell of the row that stands out: the best arm."""
+
+    def markdown(self) -> list[str]:
+        """The lines of the table; none where it has no row."""
+        rows = [[f"**{row[0]}**", *row[1:]] if row[0] == self.strong else row for row in self.rows]
+        lines = [_line(self.head), _line(["---"] * len(self.head)), *map(_line, rows)] if rows else []
+        return [*lines, "", self.note] if lines and self.note else lines
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
+
+
 BEFORE = ""
 """The column before the first stage of a chain."""
 
@@ -211,13 +232,13 @@ def page_text(facts: PageFacts, drawn: figures.Drawn) -> str:
     sections = {
         "Hypothesis": hypothesis_section(facts),
         "Verdict": verdict_section(facts),
-        "Setup": _table(["what", "value"], [[name, text] for name, text in facts.setup.items()]),
-        "Arms": arms_section(facts),
-        "Scores": scores_section(facts),
-        "Failed and unscored": failures_section(facts),
+        "Setup": setup_table(facts).markdown(),
+        "Arms": arms_table(facts).markdown(),
+        "Scores": scores_table(facts).markdown(),
+        "Failed and unscored": [f"- {text}" for text in failure_texts(facts)],
         "Stages": stages_section(facts),
-        "What was chosen on what": selection_section(facts),
-        "Cost and time": cost_section(facts),
+        "What was chosen on what": "\n\n".join(selection_texts(facts)).splitlines(),
+        "Cost and time": cost_table(facts).markdown(),
         "Figures": [*(line for picture in pictures for line in (picture, "")), drawn.note],
         "Where the records lie": records_section(facts),
     }
@@ -246,14 +267,22 @@ def hypothesis_section(facts: PageFacts) -> list[str]:
 
 
 def verdict_section(facts: PageFacts) -> list[str]:
-    """The conclusion as a list, without the hypothesis, which has a section; an indented line belongs to the one
-    before."""
-    lines = facts.conclusion.text.removeprefix(f"Hypothesis: {facts.hypothesis}").splitlines()
-    lines = [line for line in lines if line.strip() and line != facts.conclusion.findings.hypothesis_in_words]
+    lines = verdict_texts(facts)
     return [markdown_text(f"  - {line.strip()}" if line.startswith("  ") else f"- {line}") for line in lines]
 
 
-def arms_section(facts: PageFacts) -> list[str]:
+def verdict_texts(facts: PageFacts) -> list[str]:
+    """The conclusion line by line, without the hypothesis, which has a section; an indented line belongs to the one
+    before."""
+    lines = facts.conclusion.text.removeprefix(f"Hypothesis: {facts.hypothesis}").splitlines()
+    return [line for line in lines if line.strip() and line != facts.conclusion.findings.hypothesis_in_words]
+
+
+def setup_table(facts: PageFacts) -> PageTable:
+    return PageTable(head=["what", "value"], rows=[[name, text] for name, text in facts.setup.items()])
+
+
+def arms_table(facts: PageFacts) -> PageTable:
     """A row per arm; the comparisons with the baseline arm and with the untrained model where there are some."""
     verdict, arms = facts.verdict, facts.conclusion.arms
     head = ["arm", "status", "seeds", facts.conclusion.metric or "score", "tasks"]
@@ -262,7 +291,6 @@ def arms_section(facts: PageFacts) -> list[str]:
         judged = facts.judged(arm.arm)
         done, n = arm.statuses.count("completed"), len(arm.statuses)
         status = arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {n} completed"
-        is_best = arm.arm == facts.conclusion.best_arm and len(arms) > 1
         seeds = str(n) if done == n or n == 1 else f"{done} of {n}"
         if verdict and judged and judged.mean is not None:
             # Seeds that completed without a score are none of those that the score is over.
@@ -272,9 +300,10 @@ def arms_section(facts: PageFacts) -> list[str]:
         else:
             score = shown(arm.mean) if arm.scores else "not ranked" if arm.why_unranked else "-"
             tasks = "-"
-        rows.append([f"**{arm.arm}**" if is_best else arm.arm, status, seeds, score, tasks])
+        rows.append([arm.arm, status, seeds, score, tasks])
+    best = facts.conclusion.best_arm if len(arms) > 1 else None
     if verdict is None:
-        return _table(head, rows)
+        return PageTable(head=head, rows=rows, strong=best)
     to_baseline, to_untrained = [], []
     for judged in (facts.judged(arm.arm) for arm in arms):
         # A single arm is no baseline.
@@ -286,7 +315,7 @@ def arms_section(facts: PageFacts) -> list[str]:
         if set(cells) - {"-", "not compared"}:
             head.append(f"against {whom}")
             rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
-    return _table(head, rows)
+    return PageTable(head=head, rows=rows, strong=best)
 
 
 def _difference_cell(judged: ArmVerdict | None, found: Comparison | None, verdict: Verdict) -> str:
@@ -303,7 +332,7 @@ def _difference_cell(judged: ArmVerdict | None, found: Comparison | None, verdic
     return f"{text} [{low}, {high}]"
 
 
-def scores_section(facts: PageFacts) -> list[str]:
+def scores_table(facts: PageFacts) -> PageTable:
     """Every benchmark's score of every arm, as means over its completed seeds; the untrained model in the first row."""
     rows: dict[str, dict[str, list[Score]]] = {UNTRAINED: {}}
     marks: dict[tuple[str, str], str] = {}
@@ -335,11 +364,11 @@ def scores_section(facts: PageFacts) -> list[str]:
             )
             cells.append(text if scores else "-")
         table.append(cells)
-    note = ["", "Means over the completed seeds, of the final weights. The intervals are in the table of arms."]
-    return [*_table(["", *keys], table), *note] if table else []
+    note = "Means over the completed seeds, of the final weights. The intervals are in the table of arms."
+    return PageTable(head=["", *keys], rows=table, note=note)
 
 
-def failures_section(facts: PageFacts) -> list[str]:
+def failure_texts(facts: PageFacts) -> list[str]:
     """Arms and seeds that have no score, and evaluations that broke, each with its reason."""
     lines = []
     for arm in facts.conclusion.arms:
@@ -356,9 +385,9 @@ def failures_section(facts: PageFacts) -> list[str]:
             named = (
                 f", seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)}" if len(arm.statuses) > 1 and seeds else ""
             )
-            lines.append(f"- {arm.arm}{named}: {what}")
+            lines.append(f"{arm.arm}{named}: {what}")
         if arm.why_unranked and not reasons:
-            lines.append(f"- {arm.arm}: {' '.join(arm.why_unranked.split())}")
+            lines.append(f"{arm.arm}: {' '.join(arm.why_unranked.split())}")
     return lines
 
 
@@ -367,7 +396,20 @@ def _reason(error: str | None) -> str:
 
 
 def stages_section(facts: PageFacts) -> list[str]:
-    """The matrix of a chain: scores after each stage, forgetting and transfer."""
+    """The matrix of each chain, and how to read it."""
+    lines = [line for arm, table in stage_tables(facts).items() for line in (f"### {arm}", "", *table.markdown(), "")]
+    return [*lines, *STAGES_NOTE] if lines else []
+
+
+STAGES_NOTE = (
+    "Means over seeds. Forgetting: the best score after an earlier stage, less that after the last.",
+    "Transfer before a stage: the score after the stage before it, less that of the untrained model.",
+    "Both are turned round where lower is better: positive forgetting is bad, positive transfer good.",
+)
+
+
+def stage_tables(facts: PageFacts) -> dict[str, PageTable]:
+    """Arm -> scores after each stage of its chain, forgetting and transfer."""
     mode, success = facts.verdict.mode if facts.verdict else None, str(facts.conclusion.metric or "")
 
     def lower(metric: str) -> bool:
@@ -377,7 +419,7 @@ def stages_section(facts: PageFacts) -> list[str]:
     def cell(value: float | None, *, signed: bool = False) -> str:
         return "-" if value is None else shown(value, signed=signed)
 
-    lines: list[str] = []
+    tables: dict[str, PageTable] = {}
     for arm, runs in facts.arms.items():
         seeds = [run.evals for run in runs if run.status == "completed"]
         if not (stages := stage_names(seeds)):
@@ -394,15 +436,11 @@ def stages_section(facts: PageFacts) -> list[str]:
             + [cell(row.transfer.get(stage), signed=True) for stage in later]
             for row in rows
         ]
-        lines += [f"### {arm}", "", *_table(head, cells), ""]
-    if lines:
-        lines.append("Means over seeds. Forgetting: the best score after an earlier stage, less that after the last.")
-        lines.append("Transfer before a stage: the score after the stage before it, less that of the untrained model.")
-        lines.append("Both are turned round where lower is better: positive forgetting is bad, positive transfer good.")
-    return lines
+        tables[arm] = PageTable(head=head, rows=cells)
+    return tables
 
 
-def selection_section(facts: PageFacts) -> list[str]:
+def selection_texts(facts: PageFacts) -> list[str]:
     """On which scores an arm was, or could be, chosen, and what has to be admitted of that."""
     metric, admitted, verdict = facts.conclusion.metric, facts.conclusion.admitted, facts.verdict
     nothing = "No arm was chosen" if admitted else "Nothing was chosen"
@@ -432,7 +470,7 @@ def selection_section(facts: PageFacts) -> list[str]:
             text += f" The test scores ({', '.join(tested)}) took no part in it."
         if verdict and (may_select or not by_test):
             text += _expected_score(verdict, n_arms)
-    return [text, *(line for one in admitted for line in ("", one))]
+    return [text, *admitted]
 
 
 def _expected_score(verdict: Verdict, n_arms: int) -> str:
@@ -451,7 +489,7 @@ def _expected_score(verdict: Verdict, n_arms: int) -> str:
     return f" {top}; {expected} is expected on new tasks (corrected for selection)."
 
 
-def cost_section(facts: PageFacts) -> list[str]:
+def cost_table(facts: PageFacts) -> PageTable:
     records = {run.run_id: found for run in facts.runs if run.run_dir and (found := RunRecord.find(run.run_dir))}
     own = [run for run in facts.runs if run.run_id not in records or not records[run.run_id].reused_from]
     took = totals(facts.journal, {run.run_id for run in own}) if facts.journal.exists() else Totals()
@@ -468,9 +506,9 @@ def cost_section(facts: PageFacts) -> list[str]:
     rows.append(["time, start to end", f"{facts.seconds:.1f} s"])
     rows.append(["time, all runs together", f"{in_runs:.1f} s"])
     rows += [[f"budget: {name}", f"{limit:g}"] for name, limit in facts.limits.items()]
-    lines = _table(["what", "how much"], rows)
     taken = len(facts.runs) - len(own)
-    return lines + (["", f"Not counted: {count(taken, 'run')} taken over from other experiments."] if taken else [])
+    note = f"Not counted: {count(taken, 'run')} taken over from other experiments." if taken else ""
+    return PageTable(head=["what", "how much"], rows=rows, note=note)
 
 
 def records_section(facts: PageFacts) -> list[str]:
@@ -483,10 +521,3 @@ def records_section(facts: PageFacts) -> list[str]:
         if run.run_dir:
             lines.append(f"- `{Path(run.run_dir).name}/`: {run.run_id.rpartition('/')[2]}, {run.status}")
     return lines + [f"- warning: {' '.join(warning.split())}" for warning in facts.warnings]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
-
-    return [line(head), line(["---"] * len(head)), *map(line, rows)] if rows else []

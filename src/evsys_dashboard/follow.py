@@ -1,0 +1,588 @@
+"""A folder of experiments as rows of the dashboard, kept up to date while they run.
+
+In: what `evsys history` reads: records, journals, notes, and the logs of runs. Out: the same rows that a client would
+have sent. Nothing on disk is changed but the dashboard's own database, which remembers what each file was when it was
+read, so that the next start reads only what has changed. Records come first and newest first; points and rollouts
+follow in the background, and at once for a run that a page asks for (`ensure_loaded`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from django.db import close_old_connections, connection
+
+from evsys_dashboard import ingest
+from evsys_dashboard.models import Eval, Experiment, Generation, Project
+from evsys_dashboard.points import MAX_STEP
+from evsys_dashboard.summary import summarize
+from evsys_sdk.constants import JOURNAL_FILE
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.files import read_object
+from evsys_sdk.history.history import ExperimentEntry, read_line, read_record, records_below
+from evsys_sdk.history.index import IndexLine, notes_path, read_index
+from evsys_sdk.history.progress import progress_in
+from evsys_sdk.logs import get_logger
+from evsys_sdk.protocols import EvalResult
+from evsys_sdk.record.dashboard.payloads import eval_fields, eval_id, prediction_fields
+from evsys_sdk.record.dashboard.wire import derived_id
+from evsys_sdk.record.journal import EXPERIMENT, TASKS, number_in, read_eval
+from evsys_sdk.record.layout import is_held, records_in, stem_of
+from evsys_sdk.record.lines import last_lines
+from evsys_sdk.record.models import ExperimentRecord, RecordedRun, RunRecord
+from evsys_sdk.record.processes import log_of
+from evsys_sdk.record.rollouts import StoredJournal, evals_in_logs
+
+POLL_SECONDS = 1.0
+SEARCH_SECONDS = 5.0
+"""How often folders are looked through for new experiments; known ones are looked at every `POLL_SECONDS`."""
+LOG_BYTES = 64 * 1024
+LOG_LINES = 1000
+FIGURES = ("curves", "arms")
+MAX_FIGURE_BYTES = 2 * 1024 * 1024
+BATCH_LINES = 5000
+"""Of metrics.jsonl in one commit."""
+SEED = re.compile(r"__s(\d+)$")
+LIVE = ("running", "interrupted")
+PlainFields = dict[str, Any]
+"""Fields of a wire body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedPlace:
+    """Where to look, as `evsys history` does."""
+
+    workspace: Path | None = None
+    """Its index names records."""
+    outputs: Path | None = None
+    folders: tuple[Path, ...] = ()
+    """Looked through instead of the index."""
+
+    def lines(self) -> dict[Path, IndexLine]:
+        """Every experiment that may be there, by the path of its record."""
+        indexed = {one.record: one for one in read_index(self.workspace)} if self.workspace is not None else {}
+        if self.folders:
+            found = [record for folder in self.folders for record in records_below(folder.absolute())]
+            return {record: indexed.get(record, IndexLine(record=record)) for record in found}
+        found = records_in(self.outputs) if self.outputs is not None else []
+        return indexed | {record: indexed.get(record, IndexLine(record=record)) for record in found}
+
+
+def project_of(place: FollowedPlace, root: Path) -> Project:
+    """The project that shows this place: that of the folder `root`, or one for the folders that were named."""
+    about = place.folders[0].resolve() if place.folders else root
+    slug = re.sub(r"[^a-z0-9]+", "-", about.name.lower()).strip("-")[:40] or "local"
+    if place.folders:  # the same name may mean other folders tomorrow
+        slug += f"-{derived_id(*(str(folder.resolve()) for folder in place.folders))[:6]}"
+    found, _ = Project.objects.get_or_create(
+        pk=slug, defaults={"name": about.name or str(about), "folder": str(about), "created": time.time()}
+    )
+    return found
+
+
+@dataclass(slots=True)
+class Follower:
+    """A thread that keeps one project up to date with its folders."""
+
+    project: Project
+    place: FollowedPlace
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _indexed: threading.Event = field(default_factory=threading.Event)
+    """Set when every record was read once."""
+    _thread: threading.Thread | None = None
+    _lines: dict[Path, IndexLine] = field(default_factory=dict)
+    _searched: float = 0.0
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="evsys-dashboard-follow", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def wait_until_indexed(self, seconds: float) -> bool:
+        return self._indexed.wait(seconds)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    close_old_connections()
+                    self.update()
+                    self._indexed.set()
+                    self._load_next()
+                except Exception:  # a file that changes while it is read, a full disk: the next round tries again
+                    get_logger(__name__).warning("following the folder failed; trying again", exc_info=True)
+                self._stop.wait(POLL_SECONDS)
+        finally:
+            connection.close()
+
+    def update(self) -> None:
+        """Bring the rows of all experiments up to date, newest first."""
+        now = time.monotonic()
+        if not self._searched or now - self._searched > SEARCH_SECONDS:
+            self._lines, self._searched = self.place.lines(), now
+            self._forget_missing()
+        known = dict(Experiment.objects.filter(project=self.project).exclude(source="").values_list("source", "stamp"))
+        changed = []
+        for record, line in self._lines.items():
+            stamp = stamp_of(line)
+            if stamp and known.get(str(record)) != stamp:
+                changed.append((newest_of(record), stamp, line))
+        for _, stamp, line in sorted(changed, key=lambda one: -one[0]):
+            if self._stop.is_set():
+                return
+            read_experiment(self.project, line, stamp)
+
+    def _forget_missing(self) -> None:
+        """Delete the rows of experiments whose files are gone, as `evsys history` skips them."""
+        followed = Experiment.objects.filter(project=self.project).exclude(source="")
+        for pk, source in followed.values_list("pk", "source"):
+            record = Path(source)
+            if record not in self._lines or not stamp_of(self._lines[record]):
+                with ingest.writing():
+                    Experiment.objects.filter(pk=pk).delete()
+
+    def _load_next(self) -> None:
+        """Points and rollouts in the background: of running experiments always, of the others once."""
+        runs = Generation.objects.filter(project=self.project).exclude(source="")
+        live = list(runs.filter(experiment__status="running"))
+        rest = runs.filter(loaded={}).exclude(experiment__status="running").order_by("-created")
+        started = time.monotonic()
+        for generation in [*live, *rest.iterator()]:
+            if self._stop.is_set() or time.monotonic() - started > POLL_SECONDS:
+                return  # what is running is looked at again; the rest has time
+            load_run(generation)
+
+
+def _stat(path: Path) -> str:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{found.st_mtime_ns}:{found.st_size}"
+
+
+def journal_path(record: Path) -> Path:
+    return record.with_name(f"{stem_of(record)}.{JOURNAL_FILE}")
+
+
+def stamp_of(line: IndexLine) -> str:
+    """What changes when anything of an experiment does; empty where nothing of it is on disk."""
+    record, journal = line.record, journal_path(line.record)
+    files = [_stat(record), _stat(journal)]
+    if not any(files):
+        return ""
+    held = is_held(record.parent / f".{stem_of(record)}.lock")
+    # Of an experiment that has ended, another reader may touch the journal's log: it says nothing new then.
+    log = _stat(journal.with_name(f"{journal.name}-wal")) if held or not files[0] else ""
+    return "|".join(
+        [files[0] or "-", files[1] if held or not files[0] else "", log, _stat(notes_path(record)), str(held)]
+    )
+
+
+def newest_of(record: Path) -> float:
+    for path in (record, journal_path(record)):
+        try:
+            return os.stat(path).st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+# One experiment.
+
+
+def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
+    """Bring the rows of one experiment up to date with its files."""
+    entry = read_line(line)
+    if entry is None:
+        return
+    record = None if entry.problem else ExperimentRecord.find(entry.record)
+    journal = JournalFacts.read(entry.journal)
+    experiment_id = journal.experiment_id or derived_id("experiment", str(entry.record))
+    others = Experiment.objects.filter(pk=experiment_id).exclude(source="").exclude(source=str(entry.record))
+    if others.exclude(project=project).exists() or any(Path(one.source).exists() for one in others):
+        # A copy of a folder is another experiment, and so is the same folder in another project.
+        experiment_id = derived_id("experiment", project.pk, str(entry.record))
+    body = _experiment_fields(entry, record, journal)
+    now = time.time()
+    with ingest.writing():
+        # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
+        Experiment.objects.filter(project=project, source=str(entry.record)).exclude(pk=experiment_id).delete()
+        row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True)
+        for run in _runs_of(entry, record, journal):
+            _save_run(project, row, run, now)
+        row.refresh_from_db(fields=["n_arms", "n_runs", "updated"])
+        row.source, row.stamp = str(entry.record), stamp
+        row.created = _started(entry, record, journal)
+        row.ended = None if entry.state == "running" else entry.when or None
+        row.save(update_fields=["source", "stamp", "created", "ended"])
+
+
+def _experiment_fields(
+    entry: ExperimentEntry, record: ExperimentRecord | None, journal: JournalFacts
+) -> dict[str, Any]:
+    digest = entry.digest
+    notes = [{"kind": one.kind, "text": one.text, "by": one.by, "ts": one.ts} for one in entry.notes.current]
+    fields: dict[str, Any] = {
+        "name": entry.name,
+        "hypothesis": digest.hypothesis,
+        "status": entry.status,
+        "tags": digest.tags,
+        "parent_experiment_id": digest.parent or "",
+        "notes": notes,
+        "problem": entry.problem or "",
+        "cost_usd": journal.cost_usd,
+    }
+    if record is not None:
+        plain = read_record(entry)  # as it is in its file, where NaN is a word
+        fields |= {"record": plain, "config": plain.get("config", {}), "description": record.description}
+        fields |= {"conclusion": record.conclusion, "metadata": plain.get("config", {}).get("metadata") or {}}
+        claim = record.hypothesis.get("claim") if isinstance(record.hypothesis, dict) else record.hypothesis
+        fields["hypothesis"] = claim or digest.hypothesis
+    elif entry.problem is None:
+        metadata = {"success_metric": {"name": digest.metric}} if digest.metric else {}
+        fields["config"] = {"name": entry.name, "runs": [*journal.arms.values()], "metadata": metadata}
+    return {key: ingest.storable(ingest.finite(value)) for key, value in fields.items() if value is not None}
+
+
+def _started(entry: ExperimentEntry, record: ExperimentRecord | None, journal: JournalFacts) -> float:
+    if record is not None and record.seconds is not None and entry.when and entry.state != "running":
+        return entry.when - record.seconds
+    return journal.began or entry.when
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalFacts:
+    """What the journal says of an experiment, as far as its record does not, or not yet."""
+
+    experiment_id: str | None = None
+    began: float | None = None
+    cost_usd: float | None = None
+    arms: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Arm -> its settings."""
+    runs: Mapping[str, str] = field(default_factory=dict)
+    """Name of a run -> its arm."""
+
+    @classmethod
+    def read(cls, path: Path) -> JournalFacts:
+        """Empty where there is no journal, or none that can be read."""
+        if not path.is_file():
+            return cls()
+        try:
+            with closing(StoredJournal(path)) as journal:
+                last = journal.latest(EXPERIMENT)
+                events = last.events(upto=2**62) if last else []
+                cost = f"SELECT sum({number_in('cost_usd')}) FROM events WHERE kind = 'rollout' AND superseded = 0"
+                [(usd,)] = journal.read(cost, ())
+        except (EvsysError, ValueError):
+            return cls()
+        arms = {event.key: event.data for event in events if event.kind == "arm"}
+        return cls(
+            experiment_id=next((str(one.data["id"]) for one in events if one.kind == "experiment_id"), None),
+            began=next((one.data.get("began") for one in events if one.kind == "process"), None),
+            cost_usd=usd or None,  # a local model costs nothing, which says less than no number
+            arms={arm: data.get("settings") or {} for arm, data in arms.items()},
+            runs={run: arm for arm, data in arms.items() for run in data.get("runs") or []},
+        )
+
+
+# Its runs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRun:
+    """A run of an experiment on disk."""
+
+    run_id: str
+    name: str
+    arm: str
+    status: str
+    run_dir: Path
+    settings: dict[str, Any]
+    recorded: RecordedRun | None = None
+    total_steps: int | None = None
+
+
+def _runs_of(entry: ExperimentEntry, record: ExperimentRecord | None, journal: JournalFacts) -> Iterator[FoundRun]:
+    if record is not None and entry.state not in LIVE:
+        configs = {run.get("name"): run for run in record.config.get("runs") or [] if isinstance(run, dict)}
+        for arm, runs in record.runs_of():
+            for run in runs:
+                name = run.run_id.partition("/")[2] or run.run_id
+                own = Path(run.run_dir).name if run.run_dir else name
+                yield FoundRun(
+                    run_id=run.run_id,
+                    name=name,
+                    arm=arm.arm,
+                    status=run.status,
+                    # Runs lie beside the record, wherever both were copied to.
+                    run_dir=entry.record.parent / (run.reused_from or own),
+                    settings=configs.get(arm.arm) or journal.arms.get(arm.arm) or {},
+                    recorded=run,
+                )
+        return
+    for progress in progress_in(entry.journal):
+        arm_name = journal.runs.get(progress.run, SEED.sub("", progress.run))
+        yield FoundRun(
+            run_id=f"{entry.name}/{progress.run}",
+            name=progress.run,
+            arm=arm_name,
+            status=progress.status or entry.state,
+            run_dir=entry.record.parent / Path(progress.run_dir or progress.run).name,
+            settings=journal.arms.get(arm_name) or {},
+            total_steps=progress.total_steps,
+        )
+
+
+def _save_run(project: Project, experiment: Experiment, run: FoundRun, now: float) -> None:
+    seed = int(match[1]) if (match := SEED.search(run.name)) else run.settings.get("seed")
+    body: dict[str, Any] = {
+        "experiment_id": experiment.pk,
+        "name": run.name,
+        "arm": run.arm,
+        "status": run.status if run.status in ingest.STATUSES else "failed",
+        "run_config": {**run.settings, "name": run.name, **({"seed": seed} if seed is not None else {})},
+        "recipe_kind": str((run.settings.get("algorithm") or {}).get("kind") or ""),
+    }
+    if run.recorded is not None:
+        body |= {"metrics": dict(run.recorded.metrics), "artifacts": run.recorded.artifacts}
+        body["error"] = run.recorded.error or ""
+    if run.total_steps is not None:
+        body["total_steps"] = run.total_steps
+    plain = ingest.storable(ingest.finite(body))
+    generation_id = derived_id("generation", experiment.pk, run.run_id)
+    row = ingest.save_generation(project, generation_id, {**plain, "ts": now}, create=True)
+    if row.source != str(run.run_dir):
+        Generation.objects.filter(pk=row.pk).update(source=str(run.run_dir))
+
+
+# Points, evaluations and rollouts of a run.
+
+
+def ensure_loaded(generation: Generation) -> None:
+    """Read what is on disk of a run that a page is about to show; a run that came over HTTP is all there."""
+    if generation.source:
+        load_run(generation)
+        generation.refresh_from_db()
+
+
+def ensure_experiment_loaded(experiment: Experiment) -> None:
+    """Read the points and evaluations of all runs of an experiment, and its figures."""
+    if not experiment.source:
+        return
+    for generation in experiment.generations.exclude(source=""):
+        load_run(generation)
+    load_figures(experiment)
+    experiment.refresh_from_db()
+
+
+def load_run(generation: Generation) -> None:
+    """Read what is new of a run: its record, points, evaluations with their rollouts, log."""
+    run_dir = Path(generation.source)
+    before = dict(generation.loaded)
+    loaded = dict(before)
+    experiment = generation.experiment
+    record = Path(experiment.source)
+    ending = _stat(run_dir / "run_result.json")
+    if loaded.get("record", "") != ending:
+        _load_record(generation, run_dir)
+        loaded["record"] = ending
+    loaded["metrics"] = _load_points(generation, run_dir, loaded.get("metrics") or ["", 0])
+    journal = journal_path(record)
+    evals = "|".join([_stat(journal), _stat(journal.with_name(f"{journal.name}-wal"))])
+    if loaded.get("evals") != evals:
+        _load_evals(generation, journal, run_dir)
+        loaded["evals"] = evals
+    log = _stat(log_of(record))
+    if log and loaded.get("log") != log:
+        lines, _ = last_lines(log_of(record), LOG_LINES)
+        tail = ingest.storable("\n".join(lines)[-LOG_BYTES:])
+        Generation.objects.filter(pk=generation.pk).update(log_tail=tail)
+        loaded["log"] = log
+    if loaded != before:
+        generation.loaded = loaded
+        Generation.objects.filter(pk=generation.pk).update(loaded=loaded)
+        if not experiment.spark:
+            summarize(experiment)
+            Experiment.objects.filter(pk=experiment.pk).update(spark=experiment.spark)
+        load_figures(experiment)
+
+
+def _load_record(generation: Generation, run_dir: Path) -> None:
+    record, plain = RunRecord.find(run_dir), read_object(RunRecord.path_in(run_dir))
+    if record is None or plain is None:
+        return
+    plain = ingest.storable(ingest.finite(RunRecord.upgrade(plain)))
+    body: PlainFields = {"record": plain, "checkpoints": _checkpoints(run_dir), "error": record.error or ""}
+    body["run_config"] = {**generation.run_config, **(plain.get("hparams") or {}), "name": generation.name}
+    if record.seed is not None:
+        body["run_config"]["seed"] = record.seed
+    with ingest.writing():
+        ingest.save_generation(generation.project, generation.pk, {**body, "ts": time.time()}, create=False)
+        times = {"created": _epoch(record.started), "ended": _epoch(record.ts)}
+        Generation.objects.filter(pk=generation.pk).update(**{key: value for key, value in times.items() if value})
+
+
+def _epoch(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _checkpoints(run_dir: Path) -> list[dict[str, Any]]:
+    found = []
+    for manifest in [run_dir / "checkpoints.json", *sorted(run_dir.glob("stages/*/checkpoints.json"))]:
+        try:
+            entries = json.loads(manifest.read_bytes())["checkpoints"]
+            stage = {"stage": manifest.parent.name} if manifest.parent != run_dir else {}
+            found += [
+                {"step": int(one["step"]), "path": str(one.get("state") or one.get("sampler") or ""), **stage}
+                for one in entries
+            ]
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def _load_points(generation: Generation, run_dir: Path, place: Sequence[Any]) -> list[Any]:
+    """Read the lines of metrics.jsonl behind `place` ([file, offset]); returns the place behind them."""
+    logs = run_dir / "logs"
+    path = next((one for one in (logs / "metrics.jsonl", logs / "jsonl" / "metrics.jsonl") if one.is_file()), None)
+    if path is None:
+        return list(place)
+    with open(path, "rb") as handle:
+        stat = os.fstat(handle.fileno())
+        # A finished file is put in order and replaced: another inode, read from its start, which changes no point.
+        name, offset = f"{stat.st_dev}:{stat.st_ino}", int(place[1])
+        if name != place[0] or stat.st_size < offset:
+            offset = 0
+        handle.seek(offset)
+        while True:
+            lines = handle.readlines(BATCH_LINES * 200)
+            if lines and not lines[-1].endswith(b"\n"):
+                lines.pop()  # its writer is not done with it
+            if not lines:
+                return [name, offset]
+            offset += sum(map(len, lines))
+            _save_lines(generation, lines)
+
+
+def _save_lines(generation: Generation, lines: Sequence[bytes]) -> None:
+    steps = []
+    for line in lines:
+        try:
+            found = json.loads(line)
+            step, ts = found.pop("step"), found.pop("ts")
+            numbers = {str(key): value for key, value in found.items() if _is_number(value)}
+            if isinstance(step, int) and abs(step) <= MAX_STEP and numbers:
+                steps.append({"step": step, "ts": ts, "metrics": ingest.storable(numbers)})
+        except (ValueError, KeyError, AttributeError, TypeError):
+            continue  # torn by a power cut; the others count
+    if not steps:
+        return
+    try:
+        batch = ingest.read_steps(generation.pk, {"steps": steps})
+    except ingest.Refusal as exc:
+        get_logger(__name__).warning("points of %s cannot be read: %s", generation.source, exc)
+        return
+    with ingest.writing():
+        ingest.save_steps([batch])
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return value in ("NaN", "Infinity", "-Infinity")
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _load_evals(generation: Generation, journal: Path, run_dir: Path) -> None:
+    """Evaluations and rollouts that are not in the tables yet, from the journal or else from the run's logs."""
+    known = set(Eval.objects.filter(generation=generation, n_rollouts__gt=0).values_list("pk", flat=True))
+    run_id = f"{generation.experiment.name}/{generation.name}"
+    try:
+        if journal.is_file():
+            with closing(StoredJournal(journal)) as opened:
+                last = opened.latest(run_id)
+                for event in last.evals() if last else []:
+                    bare = read_bare_eval(event.data)
+                    if eval_id(generation.pk, bare) not in known:
+                        key = f"{bare.split}/{bare.name}"
+                        _save_eval(generation, read_eval(event.data, last), _questions(opened, run_id, key))
+                if last:
+                    return
+        for stored in evals_in_logs(run_dir, generation.name):
+            result = EvalResult(
+                name=stored.name, split=stored.split, scores=[], step=stored.step, stage=stored.stage,
+                rollouts=stored.rollouts,
+            )  # fmt: skip
+            _save_eval(generation, _with_scores(generation, result), {})
+    except (EvsysError, ValueError, KeyError, TypeError) as exc:
+        get_logger(__name__).warning("evaluations of %s cannot be read: %s", run_dir, exc)
+
+
+def read_bare_eval(data: Mapping[str, Any]) -> EvalResult:
+    """Which evaluation a journal's event is, without its rollouts."""
+    return EvalResult(name=data["name"], split=data["split"], scores=[], step=data["step"], stage=data.get("stage"))
+
+
+def _with_scores(generation: Generation, result: EvalResult) -> EvalResult:
+    """The evaluation as the run's record has it, with the rollouts of `result`."""
+    evals = RunRecord.model_validate(generation.record).evals if generation.record else []
+    own = (result.split, result.name, result.step, result.stage)
+    found = next((one for one in evals if (one.split, one.name, one.step, one.stage) == own), None)
+    return replace(found, rollouts=result.rollouts) if found else result
+
+
+def _questions(journal: StoredJournal, run_id: str, key: str) -> dict[str, dict[str, Any]]:
+    query = "SELECT data FROM events WHERE run = ? AND kind = ? AND key = ? AND superseded = 0 ORDER BY id DESC LIMIT 1"
+    rows = journal.read(query, (run_id, TASKS, key))
+    return json.loads(rows[0][0])["tasks"] if rows else {}
+
+
+def _save_eval(generation: Generation, result: EvalResult, questions: Mapping[str, Mapping[str, object]]) -> None:
+    identifier, now, project = eval_id(generation.pk, result), time.time(), generation.project
+    fields = {key: value for key, value in eval_fields(result).items() if value is not None}
+    items = [
+        {**{key: value for key, value in one.items() if value is not None}, "eval_run_id": identifier, "ts": now}
+        for one in prediction_fields(identifier, result.rollouts, questions)
+    ]
+    rows = ingest.read_predictions(project, generation.pk, {"predictions": ingest.storable(ingest.finite(items))})
+    with ingest.writing():
+        plain = ingest.storable(ingest.finite(fields))
+        ingest.save_predictions(rows)
+        ingest.save_eval(project, generation, {**plain, "id": identifier, "ts": now})
+
+
+def load_figures(experiment: Experiment) -> None:
+    """The SVG figures that lie beside the record."""
+    if not experiment.source or experiment.figures:
+        return
+    record, found = Path(experiment.source), {}
+    for name in FIGURES:
+        path = record.with_name(f"{stem_of(record)}.{name}.svg")
+        try:
+            if path.stat().st_size <= MAX_FIGURE_BYTES:
+                found[name] = ingest.storable(path.read_text(errors="replace"))
+        except OSError:
+            continue
+    if found:
+        with ingest.writing():
+            ingest.save_experiment(
+                experiment.project, experiment.pk, {"figures": found, "ts": time.time()}, create=False
+            )
+        experiment.figures = found

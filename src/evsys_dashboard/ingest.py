@@ -1,0 +1,561 @@
+"""Records on their way into the tables: the one place that writes them.
+
+In: what a client sent (`evsys_sdk.record.dashboard.wire`), or what `follow` read from a folder. Out: rows. The same
+record may come twice, late, or out of order: per field the value with the newest `ts` counts, so that a replay changes
+nothing. A record that is not one is refused with the reason (`Refusal`), before anything of its request is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import models, transaction
+
+from evsys_dashboard.auth import Refusal
+from evsys_dashboard.models import Eval, Experiment, Generation, Prediction, Project, Suite
+from evsys_dashboard.points import MAX_NAME, MAX_STEP, CurveId, StepValues, write_points
+from evsys_dashboard.settings import MAX_BODY_BYTES
+from evsys_dashboard.summary import record_of, summarize
+from evsys_sdk.record.dashboard import wire
+
+JsonDict = dict[str, Any]
+
+STATUSES = frozenset(
+    ["running", "completed", "partial", "failed", "cancelled", "pruned", "interrupted", "invalid", "unreadable"]
+)
+MAX_ID = 100
+MAX_DEPTH = 60
+"""Of JSON: deeper data is no record of ours, and would end in a RecursionError somewhere."""
+MAX_NUMBERS_PER_STEP = 2000
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""Characters that PostgreSQL cannot store: NUL and half a surrogate pair."""
+HINTS = (b"\\u0000", b"\\ud", b"\\uD")
+"""How JSON writes them; a body without these need not be searched."""
+
+_lock = threading.RLock()
+_last_stamp = 0.0
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """A transaction, one at a time in this process: SQLite has one writer, and a thread that waits for its turn here
+    is faster than one that asks SQLite again and again."""
+    with _lock, transaction.atomic():
+        yield
+
+
+def next_stamp() -> float:
+    """The time for `updated`: always later than the one before, also when the clock is set back. Live pages ask for
+    what is newer than the newest they have seen, so within `writing` it grows from commit to commit."""
+    global _last_stamp
+    with _lock:
+        if not _last_stamp:
+            newest = [kind.objects.aggregate(last=models.Max("updated"))["last"] for kind in (Experiment, Generation)]
+            _last_stamp = max((one for one in newest if one), default=0.0)
+        _last_stamp = max(time.time(), math.nextafter(_last_stamp, math.inf))
+        return _last_stamp
+
+
+# Bodies.
+
+
+def unpack(data: bytes, encoding: str, *, limit: int = MAX_BODY_BYTES) -> bytes:
+    """A request's body without its compression; a Refusal where it is larger than `limit` or no such stream."""
+    if encoding in ("", "identity"):
+        return data
+    if encoding != "gzip":
+        raise Refusal(415, f"Content-Encoding {encoding!r} is not known here; send gzip or plain JSON")
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        # One byte more than allowed is asked for, never the whole: a bomb of a kilobyte unpacks to gigabytes.
+        plain = unpacker.decompress(data, limit + 1)
+    except zlib.error as exc:
+        raise Refusal(422, f"the body is no gzip stream: {exc}") from None
+    if len(plain) > limit:
+        raise Refusal(413, f"the body unpacks to more than {limit:,} bytes; send smaller batches")
+    if not unpacker.eof:
+        raise Refusal(422, "the gzip stream is cut short")
+    return plain
+
+
+def parse_body(data: bytes, encoding: str = "") -> JsonDict:
+    """The JSON object of a request; a Refusal where it is none."""
+    plain = unpack(data, encoding)
+    try:
+        body = json.loads(plain, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise Refusal(422, "the JSON is nested too deeply") from None
+    except (ValueError, UnicodeDecodeError) as exc:
+        raise Refusal(422, f"the body is no JSON: {exc}") from None
+    if not isinstance(body, dict):
+        raise Refusal(422, f"expected a JSON object, got {type(body).__name__}")
+    if any(hint in plain for hint in HINTS):
+        body = storable(body)
+    return body
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f'{text} is not JSON; send it as the string "{text}"')
+
+
+def storable(value: Any, depth: int = 0) -> Any:
+    """The data with every character that a database cannot store replaced by U+FFFD."""
+    if depth > MAX_DEPTH:
+        raise Refusal(422, "the JSON is nested too deeply")
+    if isinstance(value, str):
+        return UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {storable(key): storable(item, depth + 1) for key, item in value.items()}
+    return [storable(item, depth + 1) for item in value] if isinstance(value, list) else value
+
+
+def finite(value: Any) -> Any:
+    """Plain data as JSON columns take it: NaN and infinities as their words, tuples as lists."""
+    if isinstance(value, float):
+        return (
+            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        )
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# Fields. Each reader takes a value of a request and returns what the column takes, or raises ValueError.
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, got {type(value).__name__}")
+    return value
+
+
+def _name(value: Any) -> str:
+    return _text(value)[:MAX_NAME]
+
+
+def _claim(value: Any) -> str:
+    # A typed hypothesis is a mapping; the column has its claim, the config the whole.
+    return _text(value.get("claim", "") if isinstance(value, dict) else value)
+
+
+def _status(value: Any) -> str:
+    if value not in STATUSES:
+        raise ValueError(f"{value!r} is no status; known: {', '.join(sorted(STATUSES))}")
+    return str(value)
+
+
+def _dict(value: Any) -> JsonDict:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, got {type(value).__name__}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, got {type(value).__name__}")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    """None for what is not finite, where a column is only sorted by."""
+    found = _any_number(value)
+    return found if math.isfinite(found) else None
+
+
+def _any_number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"expected a number, got {type(value).__name__}")
+    try:
+        return wire.number(value)
+    except OverflowError:
+        raise ValueError("the number is too large") from None
+
+
+def _step(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_STEP:
+        raise ValueError(f"{value!r} is no step: a whole number, at most {MAX_STEP:,}")
+    return value
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID or "/" in value:
+        raise ValueError(f"{str(value)[:120]!r} is no id: 1 to {MAX_ID} characters without a slash")
+    return value
+
+
+Readers = Mapping[str, Callable[[Any], Any]]
+EXPERIMENT: Readers = {
+    "name": _name, "description": _text, "hypothesis": _claim, "status": _status, "tags": _list, "metadata": _dict,
+    "config": _dict, "parent_experiment_id": _name, "conclusion": _text, "best_score": _number, "record": _dict,
+    "notes": _list, "figures": _dict, "problem": _text, "cost_usd": _number,
+}  # fmt: skip
+GENERATION: Readers = {
+    "name": _name, "recipe_kind": _name, "status": _status, "run_config": _dict, "metrics": _dict, "artifacts": _dict,
+    "checkpoints": _list, "error": _text, "conclusion": _text, "record": _dict, "log_tail": _text, "arm": _name,
+    "seed": _step,
+}  # fmt: skip
+EVAL: Readers = {
+    "name": _name, "split": _name, "stage": _name, "step": _step, "metrics": _dict, "scores": _list,
+    "breakdown": _dict, "benchmark_id": _name, "error": _text, "seconds": _number,
+}  # fmt: skip
+SUITE: Readers = {"name": _name, "version": _name, "split": _name, "n_rows": _step, "sha256": _name,
+                  "lineage": _dict, "description": _text}  # fmt: skip
+NOT_STORED = frozenset(["id", "ts", "experiment_id", "generation_id"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFields:
+    """The fields of a request, checked."""
+
+    ts: float
+    known: JsonDict
+    """By column."""
+    extra: JsonDict = field(default_factory=dict)
+    """What has no column."""
+
+
+def read_fields(body: Mapping[str, Any], readers: Readers) -> ReadFields:
+    """Check a body; a Refusal names the field that is wrong."""
+    known = {key: read_field(readers[key], body, key) for key in body if key in readers and body[key] is not None}
+    extra = {key: value for key, value in body.items() if key not in readers and key not in NOT_STORED}
+    return ReadFields(ts=read_field(_any_number, body, "ts"), known=known, extra=extra)
+
+
+def read_field(reader: Callable[[Any], Any], body: Mapping[str, Any], key: str) -> Any:
+    try:
+        return reader(body[key])
+    except KeyError:
+        raise Refusal(422, f"{key}: missing") from None
+    except ValueError as exc:
+        raise Refusal(422, f"{key}: {exc}") from None
+
+
+def id_in(body: Mapping[str, Any]) -> str:
+    """The id that a client gave a new record."""
+    return str(read_field(_id, body, "id"))
+
+
+def apply_fields(row: Any, fields: ReadFields, *, extra_column: str) -> set[str]:
+    """Set the fields for which this is the newest value; returns the columns that changed."""
+    changed, times = set(), row.field_times
+    for key, value in fields.known.items():
+        if fields.ts < times.get(key, -math.inf):
+            continue
+        if times.get(key) != fields.ts:
+            times[key] = fields.ts
+            changed.add("field_times")
+        if getattr(row, key) != value:
+            setattr(row, key, value)
+            changed.add(key)
+    kept = getattr(row, extra_column)
+    for key, value in fields.extra.items():
+        place = f"{extra_column}.{key}"
+        if fields.ts >= times.get(place, -math.inf) and kept.get(key) != value:
+            kept[key], times[place] = value, fields.ts
+            changed |= {extra_column, "field_times"}
+    return changed
+
+
+# Experiments and runs.
+
+
+def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any], *, create: bool) -> Experiment:
+    """Create an experiment or set fields of one."""
+    fields = read_fields(body, EXPERIMENT)
+    row = _find(Experiment, project, experiment_id)
+    is_new = row is None
+    if row is None:
+        if not create:
+            raise Refusal(404, f"there is no experiment {experiment_id!r} in this project")
+        row = Experiment(id=experiment_id, project=project, name=experiment_id, created=fields.ts)
+    changed = apply_fields(row, fields, extra_column="metadata")
+    changed |= _note_times(row, fields, is_start=create)
+    if changed & {"record", "config", "status"}:
+        summarize(row)
+    if changed & {"record"}:
+        _name_arms(row)
+    return _store(row, changed, is_new)
+
+
+def save_generation(project: Project, generation_id: str, body: Mapping[str, Any], *, create: bool) -> Generation:
+    """Create a run or set fields of one."""
+    checkpoint = body.get("last_checkpoint")
+    fields = read_fields({key: value for key, value in body.items() if key != "last_checkpoint"}, GENERATION)
+    row = _find(Generation, project, generation_id)
+    is_new = row is None
+    if row is None:
+        if not create:
+            raise Refusal(404, f"there is no run {generation_id!r} in this project")
+        experiment = _experiment_for(project, read_field(_id, body, "experiment_id"), fields.ts)
+        row = Generation(
+            id=generation_id, project=project, experiment=experiment, name=generation_id, created=fields.ts
+        )
+    changed = apply_fields(row, fields, extra_column="extra")
+    changed |= _note_times(row, fields, is_start=create)
+    if checkpoint is not None:
+        changed |= _add_checkpoint(row, checkpoint)
+    if changed & {"name", "run_config"}:
+        _name_arm(row)
+        changed |= {"arm", "seed"}
+    row = _store(row, changed, is_new)
+    if is_new or "status" in changed:
+        _count_runs(row.experiment_id)
+    return row
+
+
+def _find[T: models.Model](kind: type[T], project: Project, identifier: str) -> T | None:
+    """The row of this project; a Refusal where the id belongs to another project."""
+    row: Any = kind._default_manager.select_for_update(of=("self",)).filter(pk=identifier).first()
+    if row is not None and row.project_id != project.pk:
+        raise Refusal(409, f"the id {identifier!r} is taken; make a new one")
+    return row  # type: ignore[no-any-return]
+
+
+def _experiment_for(project: Project, experiment_id: str, ts: float) -> Experiment:
+    """The experiment of a run. A client sends its own lines before those that an earlier process left, so a run may
+    arrive before its experiment: the row is then made, and filled when that arrives."""
+    found = _find(Experiment, project, experiment_id)
+    if found is None:
+        found = Experiment(id=experiment_id, project=project, name=experiment_id, created=ts)
+        _store(found, set(), is_new=True)
+    return found
+
+
+def _note_times(row: Any, fields: ReadFields, *, is_start: bool) -> set[str]:
+    changed = set()
+    if is_start and fields.ts < row.created:
+        row.created = fields.ts
+        changed.add("created")
+    if "status" in fields.known and row.field_times.get("status") == fields.ts:
+        ended = None if row.status == "running" else fields.ts
+        if row.ended != ended:
+            row.ended = ended
+            changed.add("ended")
+    return changed
+
+
+def _store[T: models.Model](row: T, changed: set[str], is_new: bool) -> T:
+    """Write a row if anything of it changed."""
+    if is_new or changed - {"field_times"}:
+        row.updated = next_stamp()  # type: ignore[attr-defined]
+        row.save(force_insert=is_new)
+    elif changed:
+        row.save(update_fields=["field_times"])
+    return row
+
+
+def _name_arm(row: Generation) -> None:
+    """Arm and seed of a run, from its settings and its name (`<arm>__s<seed>`)."""
+    seed = row.run_config.get("seed", row.seed)
+    row.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) and abs(seed) < 2**63 else None
+    if "arm" not in row.field_times:
+        row.arm = row.name.removesuffix(f"__s{row.seed}")
+
+
+def _name_arms(experiment: Experiment) -> None:
+    """Arms of runs as the experiment's record has them, which no name can contradict."""
+    record = record_of(experiment)
+    for arm, runs in record.runs_of() if record else ():
+        ids = [wire.derived_id("generation", experiment.pk, run.run_id) for run in runs]
+        Generation.objects.filter(pk__in=ids, experiment=experiment).exclude(arm=arm.arm).update(arm=arm.arm)
+
+
+def _add_checkpoint(row: Generation, checkpoint: Any) -> set[str]:
+    entry = read_field(_dict, {"last_checkpoint": checkpoint}, "last_checkpoint")
+    step = read_field(_step, entry, "step")
+    known = {one["step"]: one for one in row.checkpoints}
+    found = [{**known, step: {**known.get(step, {}), **entry, "step": step}}[key] for key in sorted({*known, step})]
+    if found == row.checkpoints:
+        return set()
+    row.checkpoints = found
+    return {"checkpoints"}
+
+
+def _count_runs(experiment_id: str) -> None:
+    runs = Generation.objects.filter(experiment_id=experiment_id)
+    counts = {"n_runs": runs.count(), "n_arms": runs.values("arm").distinct().count()}
+    Experiment.objects.filter(pk=experiment_id).exclude(**counts).update(**counts, updated=next_stamp())
+
+
+# Evaluations, benchmarks, predictions, steps.
+
+
+def generation_of(project: Project, generation_id: str) -> Generation:
+    found = Generation.objects.filter(pk=generation_id, project=project).first()
+    if found is None:
+        raise Refusal(404, f"there is no run {generation_id!r} in this project")
+    return found
+
+
+def save_eval(project: Project, generation: Generation, body: Mapping[str, Any]) -> Eval:
+    """Create an evaluation, or overwrite it by a newer one with its id."""
+    identifier, fields = read_field(_id, body, "id"), read_fields(body, EVAL)
+    row = _find(Eval, project, identifier)
+    if row is not None and fields.ts <= row.created:
+        return row
+    row = row or Eval(id=identifier, project=project, generation=generation, name="eval", created=fields.ts)
+    for key, value in fields.known.items():
+        setattr(row, key, value)
+    row.created, row.extra = fields.ts, fields.extra
+    row.n_rollouts = Prediction.objects.filter(eval_id=identifier).count()
+    row.save()
+    _touch([generation.pk])
+    experiment = generation.experiment
+    if experiment.record is None:
+        before = experiment.spark
+        summarize(experiment)
+        if experiment.spark != before:
+            _store(experiment, {"spark"}, is_new=False)
+    return row
+
+
+def save_benchmark(project: Project, body: Mapping[str, Any]) -> Suite:
+    """Record a suite that evaluations refer to. Rows that were uploaded for it stay."""
+    identifier, fields = read_field(_id, body, "id"), read_fields(body, SUITE)
+    row = _find(Suite, project, identifier)
+    if row is not None and fields.ts <= row.created:
+        return row
+    row = row or Suite(id=identifier, project=project, kind=Suite.Kind.BENCHMARK, name=identifier, created=fields.ts)
+    for key, value in fields.known.items():
+        if not row.complete or key == "description":
+            setattr(row, key, value)
+    row.created, row.fields = fields.ts, fields.extra
+    row.save()
+    return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """Points of one run."""
+
+    generation_id: str
+    curves: dict[str, StepValues]
+    last_step: int
+
+
+def read_steps(generation_id: str, body: Mapping[str, Any]) -> StepBatch:
+    """Check a batch of steps: `{"steps": [{"step", "ts", "metrics"}]}`, or one such item."""
+    curves: dict[str, StepValues] = {}
+    last = -MAX_STEP
+    items = read_field(_list, body, "steps") if "steps" in body else [body]
+    for item in items:
+        if not isinstance(item, dict):
+            raise Refusal(422, f"steps: expected objects, got {type(item).__name__}")
+        step, ts = read_field(_step, item, "step"), int(read_field(_finite_time, item, "ts") * 1000)
+        metrics = read_field(_dict, item, "metrics")
+        if len(metrics) > MAX_NUMBERS_PER_STEP:
+            raise Refusal(422, f"step {step} has {len(metrics):,} numbers; at most {MAX_NUMBERS_PER_STEP:,}")
+        last = max(last, step)
+        for name, value in metrics.items():
+            # The usual number without a call: this loop decides how many points a second the server takes.
+            number = value if type(value) is float else read_field(_any_number, metrics, name)
+            values = curves.setdefault(name[:MAX_NAME], {})
+            if step not in values or values[step][1] <= ts:
+                values[step] = (float(number), ts)
+    return StepBatch(generation_id=generation_id, curves=curves, last_step=last)
+
+
+def _finite_time(value: Any) -> float:
+    found = _any_number(value)
+    if not 0 <= found < 1e11:
+        raise ValueError(f"{value!r} is no time in seconds since the epoch")
+    return found
+
+
+def save_steps(batches: Sequence[StepBatch]) -> None:
+    """Write batches whose runs are known to exist."""
+    merged: dict[CurveId, StepValues] = {}
+    last: dict[str, int] = {}
+    for batch in batches:
+        for name, values in batch.curves.items():
+            kept = merged.setdefault((batch.generation_id, name), {})
+            for step, found in values.items():
+                if step not in kept or kept[step][1] <= found[1]:
+                    kept[step] = found
+        last[batch.generation_id] = max(batch.last_step, last.get(batch.generation_id, -MAX_STEP))
+    changed = write_points(merged)
+    now = time.time()
+    for generation_id, step in last.items():
+        rows = Generation.objects.filter(pk=generation_id)
+        if generation_id in changed:
+            highest = models.functions.Greatest(models.functions.Coalesce("last_step", step), step)
+            rows.update(last_step=highest, heartbeat=now, updated=next_stamp())
+        else:
+            rows.update(heartbeat=now)
+
+
+OF_PREDICTION = frozenset(["id", "ts", "task_id", "reward", "status", "completion", "eval_run_id"])
+
+
+def read_predictions(project: Project, generation_id: str, body: Mapping[str, Any]) -> list[Prediction]:
+    """Check a batch of rollouts: `{"predictions": [{...}]}`, or one."""
+    items = read_field(_list, body, "predictions") if "predictions" in body else [body]
+    found = {}
+    for item in items:
+        if not isinstance(item, dict):
+            raise Refusal(422, f"predictions: expected objects, got {type(item).__name__}")
+        given = {key: value for key, value in item.items() if value is not None}
+        reward = read_field(_any_number, given, "reward") if "reward" in given else None
+        is_finite = reward is not None and math.isfinite(reward)
+        rest = {key: value for key, value in given.items() if key not in OF_PREDICTION}
+        if reward is not None and not is_finite:
+            rest["reward"] = finite(reward)
+        row = Prediction(
+            id=read_field(_id, given, "id"),
+            project_id=project.pk,
+            generation_id=generation_id,
+            eval_id=read_field(_id, given, "eval_run_id") if "eval_run_id" in given else None,
+            task_id=str(given.get("task_id", ""))[:MAX_NAME],
+            reward=reward if is_finite else None,
+            status=str(given.get("status", ""))[:20],
+            completion=read_field(_text, given, "completion") if "completion" in given else "",
+            body=rest,
+            created=read_field(_finite_time, given, "ts"),
+        )
+        if row.pk not in found or found[row.pk].created <= row.created:
+            found[row.pk] = row
+    return list(found.values())
+
+
+def save_predictions(rows: Iterable[Prediction]) -> None:
+    """Write rollouts, the newest of each id."""
+    wanted = {row.pk: row for row in rows}
+    times: dict[str, tuple[str, float]] = {}
+    ids = list(wanted)
+    for start in range(0, len(ids), 500):
+        known = Prediction.objects.filter(pk__in=ids[start : start + 500]).values_list("pk", "project_id", "created")
+        times |= {pk: (owner, created) for pk, owner, created in known}
+    # A replay finds every row there, and writes nothing.
+    newer = [row for pk, row in wanted.items() if pk not in times or _is_newer(row, *times[pk])]
+    columns = ["eval_id", "task_id", "reward", "status", "completion", "body", "created", "generation_id"]
+    updates = [name.removesuffix("_id") if name in ("eval_id", "generation_id") else name for name in columns]
+    if not newer:
+        return
+    Prediction.objects.bulk_create(
+        newer, update_conflicts=True, unique_fields=["id"], update_fields=updates, batch_size=200
+    )
+    evals = {row.eval_id for row in newer if row.eval_id}
+    for eval_id in evals:
+        Eval.objects.filter(pk=eval_id).update(n_rollouts=Prediction.objects.filter(eval_id=eval_id).count())
+    _touch(sorted({row.generation_id for row in newer}))
+
+
+def _is_newer(row: Prediction, owner: str, created: float) -> bool:
+    # An id of another project is left alone: overwriting it would reach into that project.
+    return owner == row.project_id and row.created > created
+
+
+def _touch(generations: Sequence[str]) -> None:
+    """Live pages that show these runs ask again."""
+    Generation.objects.filter(pk__in=generations).update(updated=next_stamp())
