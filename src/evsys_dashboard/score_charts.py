@@ -14,9 +14,10 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
 from evsys_sdk.format import shown, span, visible
+from evsys_sdk.report.svg import Axis, shorten_label, ticks
 
 WIDTH, LABEL_WIDTH, TEXT_WIDTH, ROW_HEIGHT, TOP = 900, 200, 190, 34, 12
-LONGEST_LABEL = 28
+LONGEST_LABEL = 26
 MOST_ROWS = 40
 
 
@@ -34,24 +35,6 @@ class ForestRow:
     """`baseline`, `best`, `untrained`: a word behind the name and a class."""
     verdict: str = ""
     """better, worse, equivalent or undecided: the class of the row."""
-
-
-def shorten_label(text: str, limit: int = LONGEST_LABEL) -> str:
-    """A name with its middle left out where it is too long."""
-    text = visible(text).replace("\n", " ")
-    return text if len(text) <= limit else f"{text[: limit - 12]}…{text[-10:]}"
-
-
-def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers within a range: steps of 1, 2 or 5 times a power of ten."""
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
-        return [low]
-    raw = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, min(last, first + 50) + 1)]
 
 
 def axis_range(values: Iterable[float], *, is_share: bool) -> tuple[float, float]:
@@ -77,7 +60,7 @@ def forest_plot(rows: Sequence[ForestRow], *, title: str, is_share: bool = False
         return f"{left + min(1.0, max(0.0, share)) * (right - left):.1f}"
 
     parts = []
-    for tick in nice_ticks(low, high):
+    for tick in ticks(Axis(low, high, 0, 1)):
         parts.append(f'<line class="grid" x1="{x(tick)}" x2="{x(tick)}" y1="{TOP}" y2="{bottom}"/>')
         parts.append(f'<text x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{shown_tick(tick)}</text>')
     for row in rows:
@@ -88,7 +71,9 @@ def forest_plot(rows: Sequence[ForestRow], *, title: str, is_share: bool = False
     for index, row in enumerate(rows):
         y = TOP + ROW_HEIGHT * index + ROW_HEIGHT / 2
         word = f' <tspan class="mark">{escape(row.mark)}</tspan>' if row.mark and row.mark != row.label else ""
-        name = f'<text class="name" x="0" y="{y + 4:.0f}">{escape(shorten_label(row.label))}{word}</text>'
+        name = (
+            f'<text class="name" x="0" y="{y + 4:.0f}">{escape(shorten_label(row.label, LONGEST_LABEL))}{word}</text>'
+        )
         told = escape(f"{shown(row.value)}{span(row.low, row.high)}")
         text = f'<text class="told" x="{WIDTH}" y="{y + 4:.0f}" text-anchor="end">{told}</text>'
         marks = []
@@ -134,10 +119,10 @@ def score_plot(points: Sequence[ScorePoint], *, title: str, is_share: bool = Fal
         return bottom - (value - low) / ((high - low) or 1) * (bottom - top)
 
     parts = []
-    for tick in nice_ticks(low, high, 4):
+    for tick in ticks(Axis(low, high, 0, 1), 4):
         parts.append(f'<line class="grid" x1="{left}" x2="{width}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         parts.append(f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{shown_tick(tick)}</text>')
-    for tick in nice_ticks(begin, end, 5):
+    for tick in ticks(Axis(begin, end, 0, 1), 5):
         if tick == int(tick) and tick >= 0:
             parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{int(tick):,}</text>')
     line = " ".join(f"{x(point.step):.1f},{y(point.value):.1f}" for point in points)

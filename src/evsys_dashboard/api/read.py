@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET
 
 from evsys_dashboard import auth
 from evsys_dashboard.curves import StepRange, metric_names, series_of
+from evsys_dashboard.follow import ensure_experiment_loaded, ensure_loaded
 from evsys_dashboard.models import Experiment, Generation
 from evsys_dashboard.points import MAX_WIDTH
 from evsys_dashboard.rollouts import RolloutFilter, read_transcript, select_rollouts
@@ -65,6 +66,7 @@ def answer_curves(request: HttpRequest, runs: list[Generation]) -> JsonResponse:
 def experiment_curves(request: HttpRequest, project_id: str, experiment_id: str) -> HttpResponse:
     project = auth.visitor_for(request, project_id).project
     experiment = find_experiment(project, experiment_id)
+    ensure_experiment_loaded(experiment)
     return answer_curves(request, list(experiment.generations.order_by("created", "name")))
 
 
@@ -72,7 +74,9 @@ def experiment_curves(request: HttpRequest, project_id: str, experiment_id: str)
 @require_GET
 def run_curves(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse:
     project = auth.visitor_for(request, project_id).project
-    return answer_curves(request, [find_run(project, run_id)])
+    run = find_run(project, run_id)
+    ensure_loaded(run)
+    return answer_curves(request, [run])
 
 
 @auth.api
@@ -81,6 +85,7 @@ def run_rollouts(request: HttpRequest, project_id: str, run_id: str) -> HttpResp
     """Rollouts of a run's evaluations, by the filters of the page; `from` and `limit` cut the list."""
     visitor = auth.visitor_for(request, project_id)
     run = find_run(visitor.project, run_id)
+    ensure_loaded(run)
     found = select_rollouts(visitor.project, RolloutFilter.of(request.GET, run=run.pk))
     if not visitor.may_see_test_rows:
         # A rollout whose evaluation has not arrived may be of a test split.

@@ -20,11 +20,12 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_experiment
 from evsys_dashboard.curves import FIRST, metric_names
+from evsys_dashboard.follow import ensure_experiment_loaded
 from evsys_dashboard.models import Experiment, Generation, Project
 from evsys_dashboard.score_charts import ForestRow, forest_plot
 from evsys_sdk.constants import START, UNTRAINED
@@ -33,6 +34,7 @@ from evsys_sdk.history.digest import LEAKAGE, ArmDigest, Digest, digest_of, flat
 from evsys_sdk.protocols import Score
 from evsys_sdk.record.models import ExperimentRecord
 from evsys_sdk.report.page import setup_of
+from evsys_sdk.report.recorded import hypothesis_words, recorded_verdict
 from evsys_sdk.report.verdict_text import effect
 from evsys_sdk.score_names import score_key
 from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
@@ -100,16 +102,6 @@ def read_digest(row: Experiment) -> Digest:
             pass  # a record of another program may say anything; the page then shows the row
     config = row.config if isinstance(row.config, dict) else {}
     return Digest(name=row.name, hypothesis=row.hypothesis, setup=setup_of(config), tags=[str(tag) for tag in row.tags])
-
-
-def read_verdict(record: ExperimentRecord | None) -> Verdict | None:
-    """The verdict of a record; None for one of an older version, which has fewer fields."""
-    if record is None or not record.verdict.arms:
-        return None
-    try:
-        return TypeAdapter(Verdict).validate_python(record.verdict.model_dump())
-    except ValidationError:
-        return None
 
 
 def conclusion_lines(row: Experiment, hypothesis: str) -> list[tuple[str, bool]]:
@@ -330,6 +322,7 @@ def find_parent(row: Experiment) -> Experiment | None:
 def experiment_page(request: HttpRequest, project_id: str, experiment_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
     row = find_experiment(project, experiment_id)
+    ensure_experiment_loaded(row)
     return render(
         request, "dashboard/experiment.html", experiment_context(project, row, request.GET.get("against", ""))
     )
@@ -338,7 +331,8 @@ def experiment_page(request: HttpRequest, project_id: str, experiment_id: str) -
 def experiment_context(project: Project, row: Experiment, against: str = "") -> dict[str, Any]:
     record, digest = read_record(row), read_digest(row)
     runs = list(row.generations.defer("log_tail", "record").order_by("created", "name"))
-    verdict = read_verdict(record)
+    verdict = recorded_verdict(record) if record else None
+    hypothesis = hypothesis_words(record) if record else row.hypothesis
     parent = find_parent(row)
     others = Experiment.objects.filter(project=project).exclude(pk=row.pk).order_by("-created")
     chosen = others.filter(pk=against).first() if against else parent
@@ -353,10 +347,10 @@ def experiment_context(project: Project, row: Experiment, against: str = "") -> 
         "experiment": row,
         "record": record,
         "digest": digest,
-        "hypothesis": digest.hypothesis or row.hypothesis,
+        "hypothesis": hypothesis,
         "hypothesis_result": hypothesis_result,
         "hypothesis_in_words": record.hypothesis_in_words if record else "",
-        "conclusion": conclusion_lines(row, digest.hypothesis),
+        "conclusion": conclusion_lines(row, hypothesis),
         "status_text": status_text(row, digest, runs),
         "verdict": verdict,
         "forest": forest_plot(

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_run
 from evsys_dashboard.curves import SYSTEM, metric_names, scores_of_runs
+from evsys_dashboard.follow import ensure_loaded
 from evsys_dashboard.models import Eval, Generation
 from evsys_dashboard.pages.experiment import yaml_text
 from evsys_dashboard.score_charts import score_plot
@@ -88,6 +89,7 @@ def score_plots(run: Generation) -> list[tuple[str, SafeString]]:
 def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
     run = find_run(project, run_id)
+    ensure_loaded(run)
     record = read_run_record(run)
     names = metric_names([run.pk])
     system = [name for name in names if name.startswith(SYSTEM)]
