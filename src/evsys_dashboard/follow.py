@@ -34,9 +34,9 @@ from evsys_sdk.history.index import IndexLine, notes_path, read_index
 from evsys_sdk.history.progress import progress_in
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult
-from evsys_sdk.record.dashboard.payloads import eval_fields, eval_id, prediction_fields
+from evsys_sdk.record.dashboard.payloads import checkpoints_in, eval_fields, eval_id, figures_beside, prediction_fields
 from evsys_sdk.record.dashboard.wire import derived_id
-from evsys_sdk.record.journal import EXPERIMENT, TASKS, number_in, read_eval
+from evsys_sdk.record.journal import EXPERIMENT, number_in, read_eval
 from evsys_sdk.record.layout import is_held, records_in, stem_of
 from evsys_sdk.record.lines import last_lines
 from evsys_sdk.record.models import ExperimentRecord, RecordedRun, RunRecord
@@ -48,8 +48,6 @@ SEARCH_SECONDS = 5.0
 """How often folders are looked through for new experiments; known ones are looked at every `POLL_SECONDS`."""
 LOG_BYTES = 64 * 1024
 LOG_LINES = 1000
-FIGURES = ("curves", "arms")
-MAX_FIGURE_BYTES = 2 * 1024 * 1024
 BATCH_LINES = 5000
 """Of metrics.jsonl in one commit."""
 SEED = re.compile(r"__s(\d+)$")
@@ -427,7 +425,7 @@ def _load_record(generation: Generation, run_dir: Path) -> None:
     if record is None or plain is None:
         return
     plain = ingest.storable(ingest.finite(RunRecord.upgrade(plain)))
-    body: PlainFields = {"record": plain, "checkpoints": _checkpoints(run_dir), "error": record.error or ""}
+    body: PlainFields = {"record": plain, "checkpoints": checkpoints_in(run_dir), "error": record.error or ""}
     body["run_config"] = {**generation.run_config, **(plain.get("hparams") or {}), "name": generation.name}
     if record.seed is not None:
         body["run_config"]["seed"] = record.seed
@@ -442,21 +440,6 @@ def _epoch(text: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
-
-
-def _checkpoints(run_dir: Path) -> list[dict[str, Any]]:
-    found = []
-    for manifest in [run_dir / "checkpoints.json", *sorted(run_dir.glob("stages/*/checkpoints.json"))]:
-        try:
-            entries = json.loads(manifest.read_bytes())["checkpoints"]
-            stage = {"stage": manifest.parent.name} if manifest.parent != run_dir else {}
-            found += [
-                {"step": int(one["step"]), "path": str(one.get("state") or one.get("sampler") or ""), **stage}
-                for one in entries
-            ]
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-    return found
 
 
 def _load_points(generation: Generation, run_dir: Path, place: Sequence[Any]) -> list[Any]:
@@ -522,7 +505,7 @@ def _load_evals(generation: Generation, journal: Path, run_dir: Path) -> None:
                     bare = read_bare_eval(event.data)
                     if eval_id(generation.pk, bare) not in known:
                         key = f"{bare.split}/{bare.name}"
-                        _save_eval(generation, read_eval(event.data, last), _questions(opened, run_id, key))
+                        _save_eval(generation, read_eval(event.data, last), opened.questions(run_id, key))
                 if last:
                     return
         for stored in evals_in_logs(run_dir, generation.name):
@@ -548,12 +531,6 @@ def _with_scores(generation: Generation, result: EvalResult) -> EvalResult:
     return replace(found, rollouts=result.rollouts) if found else result
 
 
-def _questions(journal: StoredJournal, run_id: str, key: str) -> dict[str, dict[str, Any]]:
-    query = "SELECT data FROM events WHERE run = ? AND kind = ? AND key = ? AND superseded = 0 ORDER BY id DESC LIMIT 1"
-    rows = journal.read(query, (run_id, TASKS, key))
-    return json.loads(rows[0][0])["tasks"] if rows else {}
-
-
 def _save_eval(generation: Generation, result: EvalResult, questions: Mapping[str, Mapping[str, object]]) -> None:
     identifier, now, project = eval_id(generation.pk, result), time.time(), generation.project
     fields = {key: value for key, value in eval_fields(result).items() if value is not None}
@@ -572,14 +549,7 @@ def load_figures(experiment: Experiment) -> None:
     """The SVG figures that lie beside the record."""
     if not experiment.source or experiment.figures:
         return
-    record, found = Path(experiment.source), {}
-    for name in FIGURES:
-        path = record.with_name(f"{stem_of(record)}.{name}.svg")
-        try:
-            if path.stat().st_size <= MAX_FIGURE_BYTES:
-                found[name] = ingest.storable(path.read_text(errors="replace"))
-        except OSError:
-            continue
+    found = ingest.storable(figures_beside(Path(experiment.source)))
     if found:
         with ingest.writing():
             ingest.save_experiment(

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
+import sys
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `servers`; tests are imported by path, not as a package
+
+from servers import ServerProcess, find_postgresql, postgresql_server
 
 pytest.importorskip("django", reason="the dashboard needs the extra `dashboard`")
 
@@ -64,3 +73,45 @@ def key(project: Any) -> str:
     from evsys_dashboard.auth import make_key
 
     return make_key(project, "test", "write")[1]
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server of this session."""
+    pytest.importorskip("psycopg", reason="PostgreSQL needs psycopg")
+    if find_postgresql() is None:
+        pytest.skip("PostgreSQL is not installed here (no initdb)")
+    if os.geteuid() == 0 and shutil.which("runuser") is None:
+        pytest.skip("PostgreSQL does not run as root, and there is no runuser")
+    with postgresql_server(tmp_path_factory.mktemp("postgresql")) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of this test, of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path / 'dashboard.sqlite'}"
+    base = request.getfixturevalue("postgresql_url")
+    import psycopg
+
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(f"{base}/postgres", autocommit=True) as db:
+        db.execute(f"CREATE DATABASE {name}")
+    return f"{base}/{name}"
+
+
+@pytest.fixture
+def server(database_url: str) -> Iterator[ServerProcess]:
+    """A server process with the projects p1 and p2, on each kind of database."""
+    found = ServerProcess(database_url, projects=["p1", "p2"]).start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def sqlite_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server process with the projects p1 and p2, on SQLite, for what no database has a part in."""
+    found = ServerProcess(f"sqlite://{tmp_path / 'dashboard.sqlite'}", projects=["p1", "p2"]).start()
+    yield found
+    found.stop()

@@ -376,6 +376,7 @@ class Experiment:
         if config.search is not None:
             settings = replace_search(settings, [plain(run) for run in self.trials])
         write_files(config, result, describe(config, flags, contents(launch.facts), settings))
+        launch.callbacks.record_written(record_path(output_dir, config.name))
         return result
 
 

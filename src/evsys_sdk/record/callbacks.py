@@ -118,6 +118,13 @@ class CallbackList(RunHooks):
     def on_experiment_end(self, results: list[RunResult]) -> None:
         self._call_hooks("on_experiment_end", results)
 
+    def record_written(self, path: Path) -> None:
+        """The experiment's record, its page and figures are on disk: for callbacks that send them elsewhere."""
+        for index, (_, callback) in enumerate(self.members):
+            take = getattr(callback, "record_written", None)
+            if callable(take):
+                self._guarded(index, "record_written", take, path, run_id="")
+
     def stop_reason(self, run_id: str) -> str | None:
         """Why this run should stop early: the first reason any callback gives, or None."""
         for index, (kind, callback) in enumerate(self.members):
@@ -355,6 +362,13 @@ class EarlyStopping:
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         self._watches.pop(ctx.run_id, None)
+
+    def record_written(self, path: Path) -> None:
+        """The experiment's record, its page and figures are on disk: for callbacks that send them elsewhere."""
+        for index, (_, callback) in enumerate(self.members):
+            take = getattr(callback, "record_written", None)
+            if callable(take):
+                self._guarded(index, "record_written", take, path, run_id="")
 
     def stop_reason(self, run_id: str) -> str | None:
         watch = self._watches.get(run_id)

@@ -20,7 +20,7 @@ from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, RUN_RESULT
 from evsys_sdk.errors import DataError, EvsysError, shorten
 from evsys_sdk.files import read_rows
 from evsys_sdk.protocols import EvalResult, Rollout, Turn
-from evsys_sdk.record.journal import Journal, connect, read_eval
+from evsys_sdk.record.journal import TASKS, Journal, connect, read_eval
 from evsys_sdk.record.local_logger import FOLDERS
 from evsys_sdk.record.models import ExperimentRecord, RunRecord
 
@@ -75,6 +75,13 @@ class StoredJournal(Journal):
             return []
         found = [event for event in last.events(upto=_LAST_STEP) if event.kind in ("eval", "final_eval")]
         return [read_eval(event.data, last) for event in found]
+
+    def questions(self, run: str, benchmark: str) -> dict[str, dict[str, Any]]:
+        """What the tasks of a benchmark (`val/tools`) asked and expected, by task id (`question_to_data`)."""
+        query = "SELECT data FROM events WHERE run = ? AND kind = ? AND key = ? AND superseded = 0 ORDER BY id DESC"
+        rows = self.read(f"{query} LIMIT 1", (run, TASKS, benchmark))
+        found: dict[str, dict[str, Any]] = json.loads(rows[0][0])["tasks"] if rows else {}
+        return found
 
 
 def evals_in_journal(path: Path, names: Mapping[str, str]) -> list[StoredEval]:

@@ -1,23 +1,39 @@
 """Pushes a run's record to the dashboard while it grows; offline, into the mirror only.
 
-In: a run's events. Out: an experiment, a generation per run, step metrics, evals with their predictions, and the
-conclusion, through `DashboardClient`. Training rollouts stay on disk; only those of evals travel. Every id
-follows from the experiment's own: an experiment that is resumed or run again updates its records and makes no new ones.
+In: a run's events, and the records once they are written. Out: an experiment, a generation per run, step metrics, evals
+with their predictions, the conclusion, the records and the figures, through `DashboardClient`. Training rollouts stay
+on disk; only those of evals travel. Every id follows from the experiment's own: an experiment that is resumed or run
+again updates its records and makes no new ones.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evsys_sdk.config.base import Params
-from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult
+from evsys_sdk.config.sweep import directory_name
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.files import read_object
+from evsys_sdk.logs import get_logger
+from evsys_sdk.protocols import EvalResult, RunContext, RunResult
+from evsys_sdk.record.dashboard.payloads import (
+    Questions,
+    checkpoints_in,
+    eval_fields,
+    eval_id,
+    figures_beside,
+    prediction_fields,
+    without_none,
+)
 from evsys_sdk.record.dashboard.wire import derived_id, new_id
 from evsys_sdk.record.local_logger import conclude
+from evsys_sdk.record.models import ExperimentRecord, RecordedRun, RunRecord
+from evsys_sdk.record.rollouts import StoredJournal, journal_of
 from evsys_sdk.registry import register_callback
 
 if TYPE_CHECKING:
@@ -66,25 +82,28 @@ class EvsysLogger:
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
         self._evals.setdefault(ctx.run_id, {})[result.stage, result.split, result.name] = result
-        self._send_eval(ctx.run_id, result)
+        self._send_eval(ctx.run_id, result, ctx.output_dir.parent)
 
-    def _send_eval(self, run_id: str, result: EvalResult) -> None:
+    def _send_eval(self, run_id: str, result: EvalResult, folder: Path | None) -> None:
         generation_id = self._generation_id(run_id)
-        own = ("eval", generation_id, result.stage or "", result.split, result.name, str(result.step))
         eval_run_id = self._client.log_eval_run(
-            generation_id,
-            eval_run_id=derived_id(*own),
-            metrics={score.metric: score.value for score in result.scores if score.value is not None},
-            name=result.name,
-            split=result.split,
-            step=result.step,
-            stage=result.stage,
-            scores=[_without_none(asdict(score)) for score in result.scores],
-            breakdown=_without_none(asdict(result)["breakdown"]) if result.breakdown else None,
-            error=result.error,
-            seconds=result.seconds,
+            generation_id, eval_run_id=eval_id(generation_id, result), **eval_fields(result)
         )
-        self._client.log_predictions(generation_id, _predictions(eval_run_id, result.rollouts), eval_run_id=eval_run_id)
+        asked = self._questions(run_id, folder, result) if result.rollouts else {}
+        predictions = prediction_fields(eval_run_id, result.rollouts, asked)
+        self._client.log_predictions(generation_id, predictions, eval_run_id=eval_run_id)
+
+    def _questions(self, run_id: str, folder: Path | None, result: EvalResult) -> Questions:
+        """What the tasks asked, from the experiment's journal: a rollout has only its task's id."""
+        journal = None if folder is None else journal_of(folder, directory_name(run_id.partition("/")[0]))
+        if journal is None or not journal.is_file():
+            return {}
+        try:
+            with closing(StoredJournal(journal)) as opened:
+                return opened.questions(run_id, f"{result.split}/{result.name}")
+        except (EvsysError, ValueError, KeyError) as exc:
+            get_logger(__name__).debug("what the tasks of %s asked cannot be read: %s", result.name, exc)
+            return {}
 
     def on_checkpoint(self, ctx: RunContext, step: int, path: str) -> None:
         self._client.update_generation(self._generation_id(ctx.run_id), last_checkpoint={"step": step, "path": path})
@@ -101,7 +120,7 @@ class EvsysLogger:
                 self._start_run(result.run_id, name=name, run_config=self._run_config(name, result.seed))
                 for found in result.evals:
                     self._evals.setdefault(result.run_id, {})[found.stage, found.split, found.name] = found
-                    self._send_eval(result.run_id, found)
+                    self._send_eval(result.run_id, found, result.run_dir.parent if result.run_dir else None)
             if result.run_id not in self._ended:
                 self._end_run(result)
         completed = sum(result.status == "completed" for result in results)
@@ -134,7 +153,7 @@ class EvsysLogger:
         self._client.update_generation(
             self._generation_id(result.run_id),
             status=result.status,
-            metrics=_without_none(result.metrics),
+            metrics=without_none(result.metrics),
             artifacts=result.artifacts,
             error=result.error,
             conclusion=conclusion,
@@ -144,7 +163,29 @@ class EvsysLogger:
     def _end_experiment(self, status: str, conclusion: str) -> None:
         best_score = getattr(self._experiment, "best_score", None)
         self._client.update_experiment(self._experiment_id, status=status, conclusion=conclusion, best_score=best_score)
+        if self._experiment is None:
+            self._client.finish()
+        else:  # its record is written after this, and `record_written` ends the client
+            self._client.flush()
+
+    def record_written(self, path: Path) -> None:
+        """Send the records of the experiment and its runs, checkpoints and figures: all is on disk by now."""
+        record, plain = ExperimentRecord.find(path), read_object(path)
+        if record is not None and plain is not None:
+            for run in record.runs:
+                self._send_run_record(run, path.parent)
+            self._client.update_experiment(self._experiment_id, record=plain, figures=figures_beside(path) or None)
         self._client.finish()
+
+    def _send_run_record(self, run: RecordedRun, folder: Path) -> None:
+        run_dir = folder / (run.reused_from or Path(run.run_dir or run.run_id.partition("/")[2]).name)
+        found = read_object(RunRecord.path_in(run_dir))
+        if found is not None and run.run_id in self._started:
+            self._client.update_generation(
+                self._generation_id(run.run_id),
+                record=RunRecord.upgrade(found),
+                checkpoints=checkpoints_in(run_dir) or None,
+            )
 
     def _generation_id(self, run_id: str) -> str:
         # The same run of the same experiment has the same id, in whatever process it resumes.
@@ -171,31 +212,5 @@ def _plain(model: Any) -> dict[str, Any]:
     """A config as plain JSON values."""
     from pydantic_core import to_jsonable_python
 
-    plain = _without_none(to_jsonable_python(model, fallback=str))
+    plain = without_none(to_jsonable_python(model, fallback=str))
     return plain if isinstance(plain, dict) else {}
-
-
-def _without_none(value: object) -> object:
-    """JSON data in which a key without a value is absent, as the documents have it."""
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
-
-
-def _predictions(eval_run_id: str, rollouts: Iterable[Rollout]) -> Iterator[dict[str, object]]:
-    """Each under a unique id: which try at which task of which evaluation."""
-    seen = Counter[str]()
-    for rollout in rollouts:
-        seen[rollout.task_id] += 1
-        yield {
-            "id": derived_id("prediction", eval_run_id, rollout.task_id, str(seen[rollout.task_id])),
-            "task_id": rollout.task_id,
-            "completion": rollout.completion,
-            "turns": [turn.text for turn in rollout.turns],
-            "reward": rollout.reward,
-            "status": rollout.status,
-            "error": rollout.error,
-            "seconds": rollout.seconds,
-            "cost_usd": rollout.cost_usd,
-            "metadata": rollout.metadata,
-        }

@@ -6,13 +6,19 @@ logged again or found on disk, is the same row.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from evsys_sdk.protocols import EvalResult, Rollout, Turn
 from evsys_sdk.record.dashboard.wire import derived_id
+from evsys_sdk.record.layout import stem_of
+
+FIGURES = ("curves", "arms")
+MAX_FIGURE_BYTES = 2 * 1024 * 1024
 
 Questions = Mapping[str, Mapping[str, object]]
 """Task id -> what it asked (`messages`) and the answer its verifier expected (`record.models.question_to_data`)."""
@@ -72,3 +78,30 @@ def _turn(turn: Turn) -> dict[str, object]:
     # Counts and not the tokens themselves: a transcript is read by people, and tokens are ten times its size.
     tokens = {"prompt_tokens": len(turn.prompt_tokens), "completion_tokens": len(turn.completion_tokens)}
     return {"role": "assistant", "text": turn.text, **tokens}
+
+
+def checkpoints_in(run_dir: Path) -> list[dict[str, Any]]:
+    """What a run saved at which step, its stages included."""
+    found: list[dict[str, Any]] = []
+    for manifest in [run_dir / "checkpoints.json", *sorted(run_dir.glob("stages/*/checkpoints.json"))]:
+        stage = {} if manifest.parent == run_dir else {"stage": manifest.parent.name}
+        try:
+            for one in json.loads(manifest.read_bytes())["checkpoints"]:
+                path = str(one.get("state") or one.get("sampler") or "")
+                found.append({"step": int(one["step"]), "path": path, **stage})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # a manifest that is torn or of another version says nothing
+    return found
+
+
+def figures_beside(record: Path) -> dict[str, str]:
+    """The SVG figures that an experiment drew, by name."""
+    found = {}
+    for name in FIGURES:
+        path = record.with_name(f"{stem_of(record)}.{name}.svg")
+        try:
+            if path.stat().st_size <= MAX_FIGURE_BYTES:
+                found[name] = path.read_text(errors="replace")
+        except OSError:
+            continue
+    return found
