@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evsys_dashboard import points
+from evsys_dashboard.ingest import UNSTORABLE
 from evsys_dashboard.models import Eval, Generation, MetricKey
 from evsys_dashboard.score_charts import ScorePoint
 from evsys_sdk.score_names import score_key
@@ -71,7 +72,8 @@ def scores_of_runs(runs: Collection[str]) -> dict[str, RunScores]:
             value = score.get("value") if isinstance(score, dict) else None
             if not isinstance(value, int | float):
                 continue
-            line = table.setdefault(score_key(split, name, str(score.get("metric"))), [])
+            metric = UNSTORABLE.sub("\ufffd", str(score.get("metric")))  # it becomes a name in URLs
+            line = table.setdefault(score_key(split, name, metric), [])
             # Of two scores at one step, that of the finished weights counts.
             if step is None:
                 line[:] = [one for one in line if one.step != at]

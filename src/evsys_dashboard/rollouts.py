@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db.models import Q, QuerySet, TextField
-from django.db.models.fields.json import KeyTextTransform
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
 from django.db.models.functions import Cast
 from django.http import QueryDict
 
@@ -70,7 +70,7 @@ def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[Predict
         found = found.exclude(is_pass)  # Django's `exclude` keeps rows whose reward is NULL
     if wanted.key:
         name, colon, value = wanted.key.partition(":")
-        found = found.annotate(of_key=KeyTextTransform(name, KeyTextTransform("metadata", "body")))
+        found = found.annotate(of_key=Cast(KeyTextTransform(name, KeyTransform("metadata", "body")), TextField()))
         found = found.filter(of_key=value) if colon else found.filter(of_key__isnull=False)
     if wanted.q:
         # In the body a text stands as JSON writes it.

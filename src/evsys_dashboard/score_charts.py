@@ -66,7 +66,7 @@ def forest_plot(rows: Sequence[ForestRow], *, title: str, is_share: bool = False
     for row in rows:
         if row.mark in ("baseline", "untrained"):
             parts.append(
-                f'<line class="ref {row.mark}" x1="{x(row.value)}" x2="{x(row.value)}" y1="{TOP}" y2="{bottom}"/>'
+                f'<line class="ref is-{row.mark}" x1="{x(row.value)}" x2="{x(row.value)}" y1="{TOP}" y2="{bottom}"/>'
             )
     for index, row in enumerate(rows):
         y = TOP + ROW_HEIGHT * index + ROW_HEIGHT / 2
@@ -86,7 +86,7 @@ def forest_plot(rows: Sequence[ForestRow], *, title: str, is_share: bool = False
                 height = y + 10 - 3 * list(row.seeds[:place]).count(seed)  # equals in a pile
                 marks.append(f'<circle class="seed" cx="{x(seed)}" cy="{height:.1f}" r="2.5"/>')
         marks.append(f'<rect class="mean" x="{float(x(row.value)) - 4.5:.1f}" y="{y - 4.5}" width="9" height="9"/>')
-        css = " ".join(word for word in ("row", row.verdict, row.mark) if word)
+        css = " ".join(["row", *([row.verdict] if row.verdict else []), *([f"is-{row.mark}"] if row.mark else [])])
         hover = f"<title>{escape(visible(row.label))}: {told}</title>"
         parts.append(f'<g class="{escape(css)}">{hover}{name}{"".join(marks)}{text}</g>')
     parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')

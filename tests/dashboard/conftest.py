@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import shutil
@@ -115,3 +116,35 @@ def sqlite_server(tmp_path: Path) -> Iterator[ServerProcess]:
     found = ServerProcess(f"sqlite://{tmp_path / 'dashboard.sqlite'}", projects=["p1", "p2"]).start()
     yield found
     found.stop()
+
+
+@pytest.fixture(scope="session")
+def sweep_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The records of two real experiments (`record_world`): a sweep of two arms and three seeds, and a child of it."""
+    import contextlib
+
+    root = tmp_path_factory.mktemp("sweep")
+    world = _load(Path(__file__).with_name("record_world.py"))
+    with contextlib.chdir(root):
+        return world.make_folder(root)
+
+
+@pytest.fixture
+def sweep(project: Any, sweep_folder: Any) -> Any:
+    """These experiments as rows of the test's project, by name."""
+    from evsys_dashboard.follow import FollowedPlace, Follower, ensure_experiment_loaded
+    from evsys_dashboard.models import Experiment
+
+    Follower(project=project, place=FollowedPlace(folders=(sweep_folder,))).update()
+    rows = {row.name: row for row in Experiment.objects.filter(project=project)}
+    for row in rows.values():
+        ensure_experiment_loaded(row)
+    return rows
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

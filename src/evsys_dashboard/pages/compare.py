@@ -237,7 +237,7 @@ def compare_rows(
 @require_GET
 def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
-    ids = list(dict.fromkeys(request.GET.getlist("e")))[:MOST_COMPARED]
+    ids = list(dict.fromkeys(filter(None, request.GET.getlist("e"))))[:MOST_COMPARED]
     known = {row.pk: row for row in Experiment.objects.filter(project=project, pk__in=ids)}
     rows = [known[pk] for pk in ids if pk in known]
     for row in rows:

@@ -5,6 +5,7 @@ In: a `Generation` row. Out: the page. While the run goes on, what it has logged
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from evsys_dashboard.follow import ensure_loaded
 from evsys_dashboard.models import Eval, Generation
 from evsys_dashboard.pages.experiment import yaml_text
 from evsys_dashboard.score_charts import score_plot
-from evsys_sdk.format import count, score_text
+from evsys_sdk.format import count, score_text, shown
 from evsys_sdk.record.models import RunRecord
 from evsys_sdk.score_names import suite_label
 
@@ -84,6 +85,13 @@ def score_plots(run: Generation) -> list[tuple[str, SafeString]]:
     return plots[:MOST_PLOTS]
 
 
+def number_text(value: object) -> str:
+    """A count as a count, any other number as scores are written, a word (`NaN`) as it is."""
+    if isinstance(value, float) and math.isfinite(value):
+        return shown(value) if value != int(value) or abs(value) <= 1 else f"{int(value):,}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 @auth.page
 @require_GET
 def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse:
@@ -94,7 +102,8 @@ def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse
     names = metric_names([run.pk])
     system = [name for name in names if name.startswith(SYSTEM)]
     plots = score_plots(run)
-    curves = [name for name in names if name not in {key for key, _ in plots}]
+    scored = scores_of_runs([run.pk]).get(run.pk)
+    curves = [name for name in names if not scored or name not in scored.by_key]  # those are drawn or listed above
     stopped = record.stopped_at if record else None
     context: dict[str, Any] = {
         "project": project,
@@ -116,7 +125,7 @@ def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse
         "traceback": (record.traceback if record else "") or "",
         "warnings": record.warnings if record else [],
         "stopped": stopped,
-        "numbers": [(name, value) for name, value in sorted((run.metrics or {}).items())],
+        "numbers": [(name, number_text(value)) for name, value in sorted((run.metrics or {}).items())],
         "is_live": run.status == "running",
         "siblings": run.experiment.generations.defer("log_tail", "record").order_by("created", "name")[:200],
     }

@@ -64,7 +64,8 @@ def read_arm(entry: ExperimentEntry, arm: str, label: str) -> StoredArm:
     failed: dict[int, str] = {}
     runs = next((runs for found, runs in load_record(entry).runs_of() if found.arm == arm), [])
     records = [RunRecord.find(run_dir_of(entry, run)) for run in runs]
-    known = {record.hparams.get("seed"): None for record in records if record}
+    # A config that names no seed has the default one, which only the record tells.
+    known = {record.hparams.get("seed") if record.seed is None else record.seed: None for record in records if record}
     seeds = [seed for seed in known if isinstance(seed, int)]
     if len(seeds) < len(runs):  # a run without a record, or with that of another
         seeds = list(range(len(runs)))
@@ -335,12 +336,7 @@ def judge(measure: Measure, arms: Sequence[StoredArm], sides: Sequence[ComparedA
 def with_recorded_intervals(verdict: Verdict, sides: Sequence[ComparedArm]) -> Verdict:
     """One number has one interval: where its own experiment gave an arm the same mean over as many tasks and seeds, the
     interval is the one in that record. With two seeds it leans on the arms beside it, which are others here."""
-    recorded = {
-        side.label: found
-        for side in sides
-        for found in side.record.verdict.arms
-        if found.arm == side.arm.arm
-    }
+    recorded = {side.label: found for side in sides for found in side.record.verdict.arms if found.arm == side.arm.arm}
     arms, winner = [], verdict.winner
     for arm in verdict.arms:
         own = recorded.get(arm.arm) or JudgedArm()

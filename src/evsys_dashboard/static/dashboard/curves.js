@@ -319,14 +319,17 @@ const start = (root) => {
       element.className = "curve";
       element.dataset.metricName = name;
       const title = document.createElement("h3");
-      title.textContent = name;
+      const choice = [...panel.querySelectorAll("[data-metric]")].find((one) => one.value === name);
+      title.textContent = choice.closest("label").textContent.trim(); // the name with its control characters as text
       const box = document.createElement("div");
       box.className = "plot";
       box.setAttribute("role", "img");
       box.setAttribute("aria-label", `Curve of ${name} over steps`);
       const values = document.createElement("div");
       values.className = "values";
-      element.append(title, box, values);
+      const header = document.createElement("header");
+      header.append(title, values);
+      element.append(header, box);
       root.append(element);
       charts.set(name, { metric: name, element, box, values, series: [], range: null, plot: null });
     }
