@@ -97,9 +97,10 @@ def entry_of(row: Experiment) -> ExperimentEntry:
     """An experiment of the tables as `evsys history` has those on disk."""
     digest = read_digest(row)
     notes = [
-        Note(kind=str(one.get("kind")), text=str(one.get("text")), by=str(one.get("by") or ""), ts=str(one.get("ts")))
+        # A client may send notes of another kind; they are shown on the experiment's page and mean nothing here.
+        Note(kind=one["kind"], text=str(one.get("text")), by=str(one.get("by") or ""), ts=str(one.get("ts")))
         for one in row.notes
-        if isinstance(one, dict)
+        if isinstance(one, dict) and one.get("kind") in ("invalid", "valid", "conclusion")
     ]
     state = digest.status if row.status == "invalid" and digest.arms else row.status
     return ExperimentEntry(
@@ -120,7 +121,7 @@ def rollout_of(row: Prediction) -> Rollout:
         task_id=row.task_id,
         turns=turns or [Turn(prompt_tokens=[], completion_tokens=[], logprobs=[], text=row.completion)],
         reward=row.reward,
-        status=row.status or "ok",  # type: ignore[arg-type]
+        status=row.status or "ok",
         error=body.get("error"),
         seconds=body.get("seconds") or 0.0,
         cost_usd=body.get("cost_usd") or 0.0,

@@ -278,7 +278,8 @@ def sides_of(
     for arm in wanted:
         if digest.arm(arm) is None:
             raise EvsysError(f"{entry.name}: {not_known(arm, 'arm', [one.arm for one in digest.arms])}")
-    chosen = [one for one in digest.arms if one.arm in (wanted or [digest.best_arm])] or digest.arms
+    names = [*wanted] or [digest.best_arm]
+    chosen = [one for one in digest.arms if one.arm in names] or digest.arms
     # Settings beside the arms that may have made a difference; of the callbacks only those that steer.
     steered = steering(record.config.get("callbacks") or [])
     beside = {key: value for key, value in record.config.items() if key not in BESIDE}
