@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from django.db import close_old_connections, connection
+from django.db import DatabaseError, close_old_connections, connection
 
 from evsys_dashboard import ingest
 from evsys_dashboard.models import Eval, Experiment, Generation, Project
@@ -46,6 +46,8 @@ from evsys_sdk.record.rollouts import StoredJournal, evals_in_logs
 POLL_SECONDS = 1.0
 SEARCH_SECONDS = 5.0
 """How often folders are looked through for new experiments; known ones are looked at every `POLL_SECONDS`."""
+PAUSE_SECONDS, BREATH_SECONDS, MOST_AT_ONCE = 0.02, 0.002, 50
+"""While much is to be loaded: a pause per round and per run, in which pages are answered; and runs per round."""
 LOG_BYTES = 64 * 1024
 LOG_LINES = 1000
 BATCH_LINES = 5000
@@ -120,10 +122,11 @@ class Follower:
                     close_old_connections()
                     self.update()
                     self._indexed.set()
-                    self._load_next()
-                except Exception:  # a file that changes while it is read, a full disk: the next round tries again
+                    is_done = self._load_next()
+                except Exception:  # a full disk, a database that is locked: the next round tries again
                     get_logger(__name__).warning("following the folder failed; trying again", exc_info=True)
-                self._stop.wait(POLL_SECONDS)
+                    is_done = True
+                self._stop.wait(POLL_SECONDS if is_done else PAUSE_SECONDS)
         finally:
             connection.close()
 
@@ -142,7 +145,13 @@ class Follower:
         for _, stamp, line in sorted(changed, key=lambda one: -one[0]):
             if self._stop.is_set():
                 return
-            read_experiment(self.project, line, stamp)
+            try:
+                read_experiment(self.project, line, stamp)
+            except DatabaseError:
+                raise
+            except Exception as exc:  # one record that breaks our reading must not hide the others
+                get_logger(__name__).debug("%s", line.record, exc_info=exc)
+                note_unreadable(self.project, line.record, stamp, f"{type(exc).__name__}: {exc}")
 
     def _forget_missing(self) -> None:
         """Delete the rows of experiments whose files are gone, as `evsys history` skips them."""
@@ -153,16 +162,26 @@ class Follower:
                 with ingest.writing():
                     Experiment.objects.filter(pk=pk).delete()
 
-    def _load_next(self) -> None:
-        """Points and rollouts in the background: of running experiments always, of the others once."""
+    def _load_next(self) -> bool:
+        """Points and rollouts in the background: of running experiments always, of the others once. False where time
+        ran out: running experiments are looked at again before the rest is loaded."""
         runs = Generation.objects.filter(project=self.project).exclude(source="")
         live = list(runs.filter(experiment__status="running"))
-        rest = runs.filter(loaded={}).exclude(experiment__status="running").order_by("-created")
-        started = time.monotonic()
-        for generation in [*live, *rest.iterator()]:
-            if self._stop.is_set() or time.monotonic() - started > POLL_SECONDS:
-                return  # what is running is looked at again; the rest has time
-            load_run(generation)
+        rest = list(runs.filter(loaded={}).exclude(experiment__status="running").order_by("-created")[:MOST_AT_ONCE])
+        until = time.monotonic() + POLL_SECONDS
+        for generation in [*live, *rest]:
+            if self._stop.is_set() or time.monotonic() > until:
+                return False
+            try:
+                load_run(generation)
+            except DatabaseError:
+                raise
+            except Exception as exc:
+                get_logger(__name__).debug("%s", generation.source, exc_info=exc)
+                loaded = {"problem": f"{type(exc).__name__}: {exc}"}
+                Generation.objects.filter(pk=generation.pk).update(loaded=loaded)
+            self._stop.wait(BREATH_SECONDS)
+        return len(rest) < MOST_AT_ONCE
 
 
 def _stat(path: Path) -> str:
@@ -228,6 +247,16 @@ def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
         row.created = _started(entry, record, journal)
         row.ended = None if entry.state == "running" else entry.when or None
         row.save(update_fields=["source", "stamp", "created", "ended"])
+
+
+def note_unreadable(project: Project, record: Path, stamp: str, problem: str) -> None:
+    """A row for an experiment that cannot be read, with the reason."""
+    own = Experiment.objects.filter(project=project, source=str(record)).values_list("pk", flat=True).first()
+    body = {"name": stem_of(record), "status": "unreadable", "problem": ingest.storable(problem), "ts": time.time()}
+    with ingest.writing():
+        identifier = own or derived_id("experiment", project.pk, str(record))
+        row = ingest.save_experiment(project, identifier, body, create=True)
+        Experiment.objects.filter(pk=row.pk).update(source=str(record), stamp=stamp)
 
 
 def _experiment_fields(
@@ -389,7 +418,13 @@ def ensure_experiment_loaded(experiment: Experiment) -> None:
 
 
 def load_run(generation: Generation) -> None:
-    """Read what is new of a run: its record, points, evaluations with their rollouts, log."""
+    """Read what is new of a run: its record, points, evaluations with their rollouts, log. In one commit: the disk's
+    fsync takes longer than all the rest of it."""
+    with ingest.writing():
+        _load_run(generation)
+
+
+def _load_run(generation: Generation) -> None:
     run_dir = Path(generation.source)
     before = dict(generation.loaded)
     loaded = dict(before)

@@ -14,7 +14,7 @@ from evsys_dashboard.models import Eval, Experiment, MetricKey
 from evsys_dashboard.points import curve
 from evsys_sdk.history.digest import ArmDigest, Digest, digest_of
 from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun
-from evsys_sdk.report.page import setup_of
+from evsys_sdk.report.setup import setup_of
 from evsys_sdk.score_names import AmbiguousName, resolve, score_key
 
 SPARK_POINTS = 24

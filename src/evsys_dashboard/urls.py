@@ -9,7 +9,8 @@ from django.urls import URLPattern, URLResolver
 MODULES = (
     "auth",  # /login, /login/<token>, /logout
     "ingest_api",  # /api/dashboard/api/sdk/..., but for the hot routes of `asgi`
-    "api.read",  # /api/v1/..., /api/openapi.json
+    "api.read",  # /api/v1/.../curves, /api/v1/.../rollouts
+    "api.resources",  # /api/v1/... without curves and rollouts, /api/openapi.json
     "api.query",  # /api/v1/projects/<project>/query
     "suites",  # upload and download of datasets and benchmarks
     "pages.lab",

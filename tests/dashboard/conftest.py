@@ -76,6 +76,38 @@ def key(project: Any) -> str:
     return make_key(project, "test", "write")[1]
 
 
+def _fill(project: Any, number: int = 1, **fields: Any) -> tuple[str, str]:
+    """An experiment with a run, curves, an evaluation and rollouts; its id and that of its run."""
+    from evsys_dashboard import ingest
+
+    experiment, run, evaluation = (f"{project.pk}-{kind}{number}" for kind in "erv")
+    given = {
+        "name": f"lr {number}",
+        "hypothesis": f"rate {number} helps",
+        "tags": ["lr"],
+        "config": {"name": "lr"},
+        "ts": float(number),
+    }
+    with ingest.writing():
+        ingest.save_experiment(project, experiment, given | fields, create=True)
+        about = {"experiment_id": experiment, "name": "a__s1", "run_config": {"seed": 1}, "ts": float(number)}
+        generation = ingest.save_generation(project, run, about, create=True)
+        steps = [{"step": 1, "ts": 1.0, "metrics": {"loss": 0.5, "bad": "NaN"}}]
+        ingest.save_steps([ingest.read_steps(run, {"steps": steps})])
+        body = {"id": evaluation, "name": "tools", "split": "test", "metrics": {"pass@1": 0.5}, "ts": 2.0}
+        ingest.save_eval(project, generation, body)
+        rollouts = [{"id": f"{run}-p{n}", "ts": 1.0, "task_id": f"t{n}", "reward": n, "status": "ok",
+                     "completion": f"answer {n}", "eval_run_id": evaluation} for n in range(2)]  # fmt: skip
+        ingest.save_predictions(ingest.read_predictions(project, run, {"predictions": rollouts}))
+    return experiment, run
+
+
+@pytest.fixture
+def fill(django_ready: None) -> Any:
+    """Make an experiment with a run, curves, an evaluation and rollouts in a project; the ids of both come back."""
+    return _fill
+
+
 @pytest.fixture(scope="session")
 def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PostgreSQL server of this session."""

@@ -1,5 +1,324 @@
+"""Read-only SQL over one project: `POST /api/v1/projects/<project>/query`, and `evsys query`.
+
+In: one SELECT. Out: columns and rows, within limits on time, rows and bytes. The statement sees five views (`VIEWS`)
+that hold only the project; tables, other projects, sessions, keys and files are out of its reach, by the database's own
+checks and not by reading the text:
+
+- SQLite: a read-only connection for this statement alone. Its authorizer allows base tables only from inside views
+  with a name that is drawn anew each time. Not by the views' public names: SQLite reports the name of any subquery as
+  the origin of a read, so `WITH experiments AS (SELECT * FROM dashboard_apikey)` would pass for the view.
+- PostgreSQL: a login role per project that owns nothing and may read the views of one schema. Not `SET ROLE`: a
+  statement can undo that with `set_config('role', 'none')` and run text with `query_to_xml`. The views find the project
+  by `session_user`, which a statement cannot change.
+
+Conditions of the statement must not be tried on rows of other projects, or an error would tell about these: in SQLite
+`LIMIT -1` keeps them out of the views, in PostgreSQL `security_barrier`.
+"""
+
 from __future__ import annotations
 
-from django.urls import URLPattern
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
-urlpatterns: list[URLPattern] = []
+from django.conf import settings
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from evsys_dashboard import auth, ingest
+from evsys_dashboard.api.resources import QueryAnswer, answer
+from evsys_dashboard.auth import Refusal
+
+MAX_SECONDS = 5.0
+MAX_ROWS = 10_000
+MAX_BYTES = 8 * 1024 * 1024
+MAX_VALUE_BYTES = 4 * 1024 * 1024
+MAX_SQL = 50_000
+STEPS_BETWEEN_LOOKS = 10_000
+"""Instructions of SQLite's machine between two looks at the clock: about a millisecond."""
+
+# {project} is the condition on the project; {test} hides texts of test rollouts from an agent's key.
+VIEWS = {
+    "experiments": """SELECT e.id, e.name, e.status, e.hypothesis, e.verdict, e.conclusion, e.metric, e.best_arm,
+        e.best_value, e.best_low, e.best_high, e.n_tasks, e.n_seeds, e.n_arms, e.n_runs, e.n_errors, e.cost_usd,
+        e.seconds, e.model, e.backend, e.algorithm, e.tags, e.config, e.metadata, e.parent_experiment_id, e.created,
+        e.ended, e.updated FROM dashboard_experiment e WHERE {project}""",
+    "runs": """SELECT e.id, e.experiment_id, e.name, e.arm, e.seed, e.status, e.recipe_kind, e.last_step, e.error,
+        e.conclusion, e.run_config, e.metrics, e.created, e.ended, e.updated
+        FROM dashboard_generation e WHERE {project}""",
+    "evals": """SELECT e.id, g.experiment_id, e.generation_id AS run_id, g.arm, g.seed, e.name, e.split, e.stage,
+        e.step, e.metrics, e.scores, e.breakdown, e.error, e.seconds, e.n_rollouts, e.created
+        FROM dashboard_eval e JOIN dashboard_generation g ON g.id = e.generation_id WHERE {project}""",
+    "metrics": """SELECT e.experiment_id, e.id AS run_id, e.arm, e.seed, k.name, k.n, k.last_step,
+        CASE k.last_kind WHEN 1 THEN 'NaN' WHEN 2 THEN 'Infinity' WHEN 3 THEN '-Infinity'
+        ELSE CAST(k.last AS text) END AS last_text, k.last, k.low, k.high
+        FROM dashboard_generation e JOIN dashboard_metrickey k ON k.generation_id = e.id WHERE {project}""",
+    "rollouts": """SELECT e.id, g.experiment_id, e.generation_id AS run_id, g.arm, g.seed, e.eval_id,
+        v.name AS benchmark, v.split, v.step, e.task_id, e.reward, e.status,
+        CASE WHEN {test} AND COALESCE(v.split, 'test') = 'test' THEN NULL ELSE e.completion END AS completion, e.created
+        FROM dashboard_prediction e JOIN dashboard_generation g ON g.id = e.generation_id
+        LEFT JOIN dashboard_eval v ON v.id = e.eval_id WHERE {project}""",
+}
+"""View -> its definition. `tags`, `config`, `metrics`, `scores` and `breakdown` are JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryResult:
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool
+    seconds: float
+
+
+class QueryRefused(Exception):
+    """The statement is not allowed, wrong, or took too long; the text says which."""
+
+
+def check_sql(sql: str) -> None:
+    if not sql.strip():
+        raise QueryRefused(f"the statement is empty; e.g. select name, verdict from experiments ({', '.join(VIEWS)})")
+    if len(sql) > MAX_SQL:
+        raise QueryRefused(f"the statement has {len(sql):,} characters; at most {MAX_SQL:,}")
+    if "\x00" in sql or re.search("[\ud800-\udfff]", sql):
+        raise QueryRefused("the statement holds a character that no database reads (NUL, or half a surrogate pair)")
+
+
+def collect(cursor: Iterable[Any], columns: list[str], started: float) -> QueryResult:
+    """Rows up to the limits."""
+    rows: list[list[Any]] = []
+    size = 0
+    for row in cursor:
+        values = [_plain(value) for value in row]
+        size += sum(len(value) if isinstance(value, str) else 16 for value in values)
+        if len(rows) >= MAX_ROWS or (rows and size > MAX_BYTES):
+            return QueryResult(columns=columns, rows=rows, truncated=True, seconds=time.monotonic() - started)
+        rows.append(values)
+    return QueryResult(columns=columns, rows=rows, truncated=False, seconds=time.monotonic() - started)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON takes it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes | memoryview):
+        return bytes(value).hex()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | dict):
+        return ingest.finite(value)
+    return str(value)
+
+
+# SQLite.
+
+FUNCTION_NAMES = """abs acos asin atan atan2 avg ceil ceiling char coalesce concat concat_ws cos count cume_dist date
+    datetime degrees dense_rank exp first_value floor format glob group_concat hex ifnull iif instr json json_array
+    json_array_length json_extract json_group_array json_group_object json_object json_quote json_type json_valid
+    julianday lag last_value lead length like ln log log10 log2 lower ltrim max min mod nth_value ntile nullif
+    octet_length percent_rank pi pow power printf quote radians random rank replace round row_number rtrim sign sin sqrt
+    strftime string_agg substr substring sum tan time timediff total trim trunc typeof unicode unixepoch upper -> ->>"""
+FUNCTIONS = frozenset(FUNCTION_NAMES.split())
+"""What a statement may call; all of SQLite's that read nothing but their arguments."""
+TABLE_FUNCTIONS = frozenset(["json_each", "json_tree"])
+
+
+def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = False) -> QueryResult:
+    """Run one statement on a database file; QueryRefused where it is not allowed, wrong, or takes too long."""
+    check_sql(sql)
+    started = time.monotonic()
+    uri = f"file:{path.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=ro"
+    database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=MAX_SECONDS, cached_statements=0)
+    try:
+        token = secrets.token_hex(16)
+        quoted = project_id.replace("'", "''")
+        for name, text in VIEWS.items():
+            body = text.format(project=f"e.project_id = '{quoted}'", test="1" if hide_test else "0")
+            database.execute(f'CREATE TEMP VIEW "{name}_{token}" AS {body} LIMIT -1')
+            database.execute(f'CREATE TEMP VIEW "{name}" AS SELECT * FROM "{name}_{token}" LIMIT -1')
+        # Made now: SQLite makes a table function at its first use, by a CREATE that the authorizer would refuse.
+        for name in TABLE_FUNCTIONS:
+            database.execute(f"SELECT 1 FROM {name}('[]')").fetchall()
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
+        database.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 200)
+        database.setlimit(sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 100)
+        database.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
+        inner = {f"{name}_{token}" for name in VIEWS}
+
+        def authorize(action: int, first: str | None, second: str | None, _: str | None, origin: str | None) -> int:
+            if action == sqlite3.SQLITE_SELECT:
+                return sqlite3.SQLITE_OK
+            if action == sqlite3.SQLITE_FUNCTION and second in FUNCTIONS:
+                return sqlite3.SQLITE_OK
+            if action == sqlite3.SQLITE_READ and (
+                origin in inner or first in VIEWS or first in inner or first in TABLE_FUNCTIONS
+            ):
+                return sqlite3.SQLITE_OK
+            return sqlite3.SQLITE_DENY
+
+        late = False
+
+        def look_at_clock() -> int:
+            nonlocal late
+            late = time.monotonic() - started > MAX_SECONDS
+            return int(late)
+
+        database.set_authorizer(authorize)
+        database.set_progress_handler(look_at_clock, STEPS_BETWEEN_LOOKS)
+        try:
+            cursor = database.execute(sql)
+            if cursor.description is None:
+                raise QueryRefused("only a SELECT is possible here")
+            return collect(cursor, [column[0] for column in cursor.description], started)
+        except sqlite3.Error as exc:
+            if late:
+                raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less") from None
+            raise QueryRefused(_reason(str(exc).replace(f"_{token}", ""))) from None
+        except (OverflowError, UnicodeError, MemoryError) as exc:
+            raise QueryRefused(f"{type(exc).__name__}: the result holds what cannot be read") from None
+    finally:
+        database.close()
+
+
+def _reason(text: str) -> str:
+    if "not authorized" in text or "prohibited" in text or "authorizer" in text:
+        return f"not allowed ({text}): only SELECT over {', '.join(VIEWS)}, without recursion"
+    if "no such table" in text:
+        return f"{text}; there are: {', '.join(VIEWS)}"
+    return text
+
+
+# PostgreSQL.
+
+SCHEMA = "evsys_query"
+SETUP_LOCK = 7_305_114_218
+"""Of `pg_advisory_xact_lock`: several processes of a server may set up at once."""
+
+
+def role_of(project_id: str, *, hide_test: bool) -> tuple[str, str]:
+    """Name and password of a project's role; both from the server's secret, so that nothing of them is stored."""
+
+    def derived(what: str) -> str:
+        text = f"{what}\0{project_id}\0{hide_test}"
+        return hmac.new(settings.SECRET_KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+    return f"evsys_query_{derived('role')[:24]}", derived("password")
+
+
+def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
+    """Make the schema, its views and the project's role, or bring them up to date."""
+    from django.db import Error, transaction
+    from psycopg import sql as text
+
+    role, password = role_of(project_id, hide_test=hide_test)
+    own = f"(SELECT r.project_id FROM {SCHEMA}.roles r WHERE r.name = session_user)"
+    hidden = f"COALESCE((SELECT r.hide_test FROM {SCHEMA}.roles r WHERE r.name = session_user), true)"
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [SETUP_LOCK])
+            cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS {SCHEMA}.roles "
+                "(name text PRIMARY KEY, project_id text NOT NULL, hide_test boolean NOT NULL)"
+            )
+            for name, body in VIEWS.items():
+                made = body.format(project=f"e.project_id = {own}", test=hidden)
+                # Made anew: the columns of a table may have changed since.
+                cursor.execute(f"DROP VIEW IF EXISTS {SCHEMA}.{name}")
+                cursor.execute(f"CREATE VIEW {SCHEMA}.{name} WITH (security_barrier) AS {made}")
+            cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role])
+            verb = "ALTER" if cursor.fetchone() else "CREATE"
+            made = text.SQL(
+                f"{verb} ROLE {{}} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION "
+                "CONNECTION LIMIT 8 PASSWORD {}"
+            ).format(text.Identifier(role), text.Literal(password))
+            cursor.execute(made.as_string(cursor.connection))
+            cursor.execute(
+                f"INSERT INTO {SCHEMA}.roles VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING",
+                [role, project_id, hide_test],
+            )
+            cursor.execute("SELECT rolname FROM pg_roles JOIN evsys_query.roles ON rolname = name")
+            for (name,) in cursor.fetchall():
+                cursor.execute(f'GRANT USAGE ON SCHEMA {SCHEMA} TO "{name}"')
+                for view in VIEWS:
+                    cursor.execute(f'GRANT SELECT ON {SCHEMA}.{view} TO "{name}"')
+            cursor.execute("SELECT current_database()")
+            cursor.execute(f'GRANT CONNECT ON DATABASE "{cursor.fetchone()[0]}" TO "{role}"')
+    except Error as exc:
+        raise QueryRefused(
+            "SQL needs a database user that may make roles (ALTER ROLE ... CREATEROLE) on PostgreSQL: "
+            + str(exc).splitlines()[0]
+        ) from None
+
+
+_ready: set[str] = set()
+"""Roles that this process has set up."""
+
+
+def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> QueryResult:
+    """Run one statement as the project's role; QueryRefused where it is not allowed, wrong, or takes too long."""
+    import psycopg
+
+    check_sql(sql)
+    role, password = role_of(project_id, hide_test=hide_test)
+    if role not in _ready:
+        set_up_postgresql(project_id, hide_test=hide_test)
+        _ready.add(role)
+    given = connection.get_connection_params()
+    address = {key: given[key] for key in ("host", "port", "dbname") if given.get(key)}
+    started = time.monotonic()
+    try:
+        options = f"-c statement_timeout={int(MAX_SECONDS * 1000)} -c search_path={SCHEMA} -c work_mem=16MB"
+        options += " -c default_transaction_read_only=on"
+        with psycopg.connect(
+            **address, user=role, password=password, options=options, connect_timeout=int(MAX_SECONDS), autocommit=False
+        ) as database:
+            database.read_only = True
+            # A cursor on the server: rows beyond the limits are never sent. DECLARE takes one SELECT and nothing else.
+            with database.cursor(name="evsys") as cursor:
+                cursor.itersize = 500
+                cursor.execute(sql.encode())
+                columns = [column.name for column in cursor.description or []]
+                return collect(cursor, columns, started)
+    except psycopg.errors.QueryCanceled:
+        raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less") from None
+    except psycopg.Error as exc:
+        raise QueryRefused(_reason(str(exc).splitlines()[0] if str(exc) else type(exc).__name__)) from None
+
+
+def run_query(project_id: str, sql: str, *, hide_test: bool) -> QueryResult:
+    """Run one statement on the server's database."""
+    if connection.vendor == "postgresql":
+        return query_postgresql(project_id, sql, hide_test=hide_test)
+    return query_sqlite(str(connection.settings_dict["NAME"]), project_id, sql, hide_test=hide_test)
+
+
+@auth.api
+def query(request: HttpRequest, project: str) -> HttpResponse:
+    """POST {sql}: one SELECT over the project's views."""
+    if request.method != "POST":
+        raise Refusal(405, f"{request.method} is not possible here; use POST with {{sql}}")
+    visitor = auth.visitor_for(request, project)
+    body = ingest.parse_body(request.body, request.headers.get("Content-Encoding", ""))
+    sql = body.get("sql")
+    if not isinstance(sql, str):
+        raise Refusal(422, "sql: give one SELECT as text")
+    try:
+        found = run_query(visitor.project.pk, sql, hide_test=not visitor.may_see_test_rows)
+    except QueryRefused as exc:
+        raise Refusal(422, f"sql: {exc}") from None
+    return answer(
+        QueryAnswer(columns=found.columns, rows=found.rows, truncated=found.truncated, seconds=round(found.seconds, 4))
+    )
+
+
+urlpatterns = [path("api/v1/projects/<str:project>/query", query)]

@@ -136,6 +136,35 @@ def pull(ref: str, benchmark: bool, workspace: str | None, as_json: bool) -> int
     return EXIT_OK
 
 
+@data.command("upload")
+@ref_options
+@click.option("--split", default="", metavar="SPLIT", help="train, val or test; rows of a test split are for people")
+@workspace_options
+def upload(ref: str, benchmark: bool, split: str, workspace: str | None, as_json: bool) -> int:
+    """Send one version to the dashboard (EVSYS_API_URL, EVSYS_API_KEY, EVSYS_PROJECT_ID), so that configs on other
+    machines can name it. The dashboard has it whole afterwards, or not at all."""
+    from evsys_sdk.data.workspace import Workspace
+
+    place = Workspace(open_workspace(workspace).root)  # without a source: what is sent is what is here
+    return upload_entry(place, find_entry(place, ref, benchmark=benchmark), split=split, as_json=as_json)
+
+
+def upload_entry(workspace: Workspace, entry: DatasetManifest, *, split: str, as_json: bool) -> int:
+    """Upload a stored version and say what became of it."""
+    from evsys_sdk.data.remote import DashboardSource
+
+    source = DashboardSource.required()
+    done = source.upload(entry, workspace.path(entry), split=split)
+    if as_json:
+        print_json({**asdict(done), "id": entry.id, "api_url": source.api_url, "project": source.project_id})
+        return EXIT_OK
+    marked = f", split {done.split}" if done.split else ""
+    print(f"{done.status}: {entry.kind} {done.ref} ({_rows(done.n_rows)}{marked}) at {source.api_url}")
+    if done.ref != entry.id:
+        print(f"note: version {entry.version} is other content there, so it is {done.ref} there and {entry.id} here")
+    return EXIT_OK
+
+
 @data.command(
     "leakage", epilog="Exit codes: 0 nothing found, 1 rows hold tasks of the benchmark (or something is wrong)."
 )

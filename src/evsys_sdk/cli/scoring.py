@@ -1,4 +1,5 @@
-"""`evsys benchmark run` and `evsys eval model`: the score of one model, without a run around it."""
+"""`evsys benchmark run` and `evsys eval model`: the score of one model, without a run around it; `evsys benchmark
+upload`: a suite for other machines."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ from evsys_sdk.cli.options import (
     WordsOption,
     environment_option,
     group,
+    json_option,
     limit_option,
     parse_params,
     scoring_options,
+    workspace_option,
 )
 from evsys_sdk.cli.output import print_json, print_table, prints_to_stderr
 from evsys_sdk.cli.suites import SUITE, import_extensions, load_suite
@@ -223,6 +226,31 @@ def print_scores(result: dict[str, Any]) -> None:
         ", cost not known" if usage["cost_usd"] is None else f", ${usage['cost_usd']:.4f}" if usage["cost_usd"] else ""
     )
     print(f"{usage['input_tokens']:,} tokens read, {usage['output_tokens']:,} written{cost}")
+
+
+@benchmark.command("upload")
+@click.argument("suite", help="an id or a name in the workspace, or tasks.jsonl or its folder")
+@click.option("--split", default="", metavar="SPLIT", help="val or test; rows of a test split are for people")
+@click.option("--name", metavar="NAME", help="the name to find it by (default: that of the file or its folder)")
+@workspace_option
+@json_option
+def upload(suite: str, split: str, name: str | None, workspace: str | None, as_json: bool) -> int:
+    """Send a benchmark to the dashboard (EVSYS_API_URL, EVSYS_API_KEY, EVSYS_PROJECT_ID). A file is registered in the
+    workspace first. Rows of --split test never go through an agent-scoped key."""
+    from evsys_sdk.cli.data import find_entry, open_workspace, upload_entry
+    from evsys_sdk.data.workspace import Workspace
+
+    place = Workspace(open_workspace(workspace).root)  # without a source: what is sent is what is here
+    path = Path(suite)
+    if path.exists() or "/" in suite:
+        own = path.resolve()
+        shown_name = own.parent.name if own.name == "tasks.jsonl" else own.name.split(".")[0]
+        entry = place.add(path, name=name or shown_name, kind="benchmark")
+    elif name is not None:
+        raise click.UsageError("--name is for a file; an entry of the workspace has its name")
+    else:
+        entry = find_entry(place, suite, benchmark=True)
+    return upload_entry(place, entry, split=split, as_json=as_json)
 
 
 @group("eval")

@@ -37,6 +37,7 @@ from evsys_sdk.data.manifest import (
     write_data,
     write_manifest,
 )
+from evsys_sdk.data.remote import DashboardSource, NotAtSource
 from evsys_sdk.errors import DataError, WorkspaceError, closest, error_boundary
 from evsys_sdk.files import make_folder
 
@@ -209,9 +210,11 @@ class Workspace:
 
     @classmethod
     def find(cls, start: str | Path | None = None, *, source: RemoteSource | None = None) -> Workspace:
-        """The workspace of the project that `start` (a folder or a file; default: here) lies in."""
+        """The workspace of the project that `start` (a folder or a file; default: here) lies in. What it lacks comes
+        from `source`; by default from the dashboard that the environment names, if it names one."""
         from evsys_sdk.config.project import project_root
 
+        source = source or DashboardSource.from_environment()
         place = Path.cwd() if start is None else Path(start).absolute()
         return cls(project_root(place.parent if place.is_file() else place) / WORKSPACE_DIR, source=source)
 
@@ -257,7 +260,12 @@ class Workspace:
             found, faults = self.versions(kind).look_up(ref)  # another process may have been quicker
             if found is not None and not faults and not force:
                 return found
-            return self._fetch(self.source, ref, kind, force=force)
+            try:
+                return self._fetch(self.source, ref, kind, force=force)
+            except NotAtSource as exc:
+                if faults:
+                    raise WorkspaceError(self._untrusted(ref, kind, faults)) from exc
+                raise WorkspaceError(f"{self._missing(ref, kind)}\n({exc})") from exc
 
     def list(self, kind: Kind | None = None) -> _Manifests:
         """Every version, by kind, name and number. Data files are judged by their size; `get` reads them."""

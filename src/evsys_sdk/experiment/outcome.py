@@ -33,7 +33,8 @@ from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.layout import ATTEMPTS, move_aside, stem_of, sweep
 from evsys_sdk.record.models import ExperimentRecord, RecordedRun, eval_summary, say_unreadable
 from evsys_sdk.report.conclusion import Conclusion, ModelScore
-from evsys_sdk.report.page import PageFacts, setup_of, write_page
+from evsys_sdk.report.page import PageFacts, write_page
+from evsys_sdk.report.setup import setup_of
 from evsys_sdk.stats.hypothesis import fingerprint
 
 

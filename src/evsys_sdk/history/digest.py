@@ -20,7 +20,7 @@ from evsys_sdk.format import plan_text
 from evsys_sdk.protocols import Score
 from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedArm, RecordedRun
 from evsys_sdk.registry import better_direction
-from evsys_sdk.report.page import setup_of
+from evsys_sdk.report.setup import setup_of
 from evsys_sdk.score_names import AmbiguousName, resolve, score_key
 
 VERSION = 6

@@ -15,7 +15,8 @@ from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.layout import stem_of
 from evsys_sdk.record.models import ExperimentRecord, RecordedRun, RunRecord, Stored, from_data
 from evsys_sdk.report.conclusion import ArmSummary, Conclusion, ModelScore, VerdictFindings
-from evsys_sdk.report.page import PageFacts, setup_of
+from evsys_sdk.report.page import PageFacts
+from evsys_sdk.report.setup import setup_of
 from evsys_sdk.stats.hypothesis import HypothesisResult
 from evsys_sdk.stats.verdict import Verdict
 
