@@ -39,10 +39,12 @@ def address(sweep: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def browser(visitor: Any, address: str) -> Iterator[Any]:
+def browser(visitor: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes pages of a logged-in browser; a page that reports an error fails the test."""
     from django.conf import settings
 
+    # Playwright runs an event loop in this thread; the tests' own queries are made between its calls.
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     cookie = {"name": settings.SESSION_COOKIE_NAME, "value": visitor.cookies[settings.SESSION_COOKIE_NAME].value,
               "url": address}  # fmt: skip
     problems: list[str] = []

@@ -33,8 +33,8 @@ from evsys_sdk.format import score_text
 from evsys_sdk.history.digest import LEAKAGE, ArmDigest, Digest, digest_of, flatten, split_settings
 from evsys_sdk.protocols import Score
 from evsys_sdk.record.models import ExperimentRecord
-from evsys_sdk.report.page import setup_of
 from evsys_sdk.report.recorded import hypothesis_words, recorded_verdict
+from evsys_sdk.report.setup import setup_of
 from evsys_sdk.report.verdict_text import effect
 from evsys_sdk.score_names import score_key
 from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
