@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from django.db import DatabaseError, close_old_connections, connection
+from django.db.models import Q
 
 from evsys_dashboard import ingest
 from evsys_dashboard.models import Eval, Experiment, Generation, Project
@@ -152,6 +153,13 @@ class Follower:
             except Exception as exc:  # one record that breaks our reading must not hide the others
                 get_logger(__name__).debug("%s", line.record, exc_info=exc)
                 note_unreadable(self.project, line.record, stamp, f"{type(exc).__name__}: {exc}")
+
+    def update_all(self) -> None:
+        """Bring everything up to date, points and rollouts too, and then return."""
+        self.update()
+        runs = Generation.objects.filter(project=self.project).exclude(source="")
+        for generation in runs.filter(Q(loaded={}) | Q(experiment__status="running")):
+            load_run(generation)
 
     def _forget_missing(self) -> None:
         """Delete the rows of experiments whose files are gone, as `evsys history` skips them."""

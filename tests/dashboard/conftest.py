@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import os
 import shutil
@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -151,12 +152,94 @@ def sqlite_server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
+def rows(django_ready: None) -> ModuleType:
+    """`experiment_rows.py`: experiments made directly through the models."""
+    return importlib.import_module("experiment_rows")
+
+
+CHROMIUM_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def live_url(django_ready: None) -> Iterator[str]:
+    """The address of a server in a thread of this process, on the tables of the tests."""
+    import threading
+
+    import uvicorn
+
+    from evsys_dashboard.asgi import Application
+    from evsys_dashboard.server import listen
+
+    started = threading.Event()
+
+    class SignallingServer(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    application, sock = Application(), listen("127.0.0.1", 0)
+    server = SignallingServer(uvicorn.Config(application, lifespan="off", log_config=None, timeout_graceful_shutdown=3))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    assert started.wait(120)
+    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(60)
+    application.close()
+
+
+@pytest.fixture(scope="module")
+def chromium(live_url: str) -> Iterator[Any]:
+    """A headless browser of this module. Playwright runs an event loop in this thread while it is open, in which async
+    tests of other modules could not run, and which Django takes for a view that blocks."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("chromium is not installed here (Debian's package chromium)")
+    with pytest.MonkeyPatch.context() as patch, sync_api.sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        browser = playwright.chromium.launch(executable_path=found, args=list(CHROMIUM_FLAGS), timeout=120_000)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any, live_url: str, visitor: Any) -> Iterator[Any]:
+    """`open_page("/p/x/", width=360, color_scheme="dark")`: a page, logged in. A script error or a violation of the
+    content security policy on it fails the test."""
+    from django.conf import settings
+
+    contexts, problems = [], []
+
+    def opened(path: str, *, width: int = 1280, height: int = 900, color_scheme: str = "light") -> Any:
+        size = {"width": width, "height": height}
+        context = chromium.new_context(viewport=size, color_scheme=color_scheme, base_url=live_url)
+        context.set_default_timeout(60_000)
+        cookie = visitor.cookies[settings.SESSION_COOKIE_NAME].value
+        context.add_cookies([{"name": settings.SESSION_COOKIE_NAME, "value": cookie, "url": live_url}])
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
+        page.goto(path)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture(scope="session")
 def sweep_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The records of two real experiments (`record_world`): a sweep of two arms and three seeds, and a child of it."""
     import contextlib
 
     root = tmp_path_factory.mktemp("sweep")
-    world = _load(Path(__file__).with_name("record_world.py"))
+    world = importlib.import_module("record_world")
     with contextlib.chdir(root):
         return world.make_folder(root)
 
@@ -172,11 +255,3 @@ def sweep(project: Any, sweep_folder: Any) -> Any:
     for row in rows.values():
         ensure_experiment_loaded(row)
     return rows
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

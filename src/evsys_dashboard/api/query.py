@@ -24,7 +24,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,11 +237,11 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
                 cursor.execute(f"CREATE VIEW {SCHEMA}.{name} WITH (security_barrier) AS {made}")
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role])
             verb = "ALTER" if cursor.fetchone() else "CREATE"
-            made = text.SQL(
+            statement = text.SQL(
                 f"{verb} ROLE {{}} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION "
                 "CONNECTION LIMIT 8 PASSWORD {}"
             ).format(text.Identifier(role), text.Literal(password))
-            cursor.execute(made.as_string(cursor.connection))
+            cursor.execute(statement.as_string(cursor.connection))
             cursor.execute(
                 f"INSERT INTO {SCHEMA}.roles VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING",
                 [role, project_id, hide_test],
@@ -258,6 +258,16 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
             "SQL needs a database user that may make roles (ALTER ROLE ... CREATEROLE) on PostgreSQL: "
             + str(exc).splitlines()[0]
         ) from None
+
+
+def drop_views(*, plan: Sequence[object] = (), **_: Any) -> None:
+    """Before a migration: PostgreSQL alters no column that a view reads. The next statement makes the views anew."""
+    if plan and connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            for name in VIEWS:
+                cursor.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.{name}"])
+                if cursor.fetchone()[0]:
+                    cursor.execute(f"DROP VIEW {SCHEMA}.{name}")
 
 
 _ready: set[str] = set()
@@ -292,6 +302,8 @@ def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> Q
     except psycopg.errors.QueryCanceled:
         raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less") from None
     except psycopg.Error as exc:
+        if isinstance(exc, psycopg.OperationalError | psycopg.errors.UndefinedTable):
+            _ready.discard(role)  # the role or the views may have been dropped since, as by a migration
         raise QueryRefused(_reason(str(exc).splitlines()[0] if str(exc) else type(exc).__name__)) from None
 
 

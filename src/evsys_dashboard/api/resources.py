@@ -38,7 +38,7 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ApiError(ApiModel):
+class RefusalAnswer(ApiModel):
     error: str
     """What is wrong, and what to do."""
 
@@ -228,15 +228,7 @@ class QueryAnswer(ApiModel):
     seconds: float
 
 
-class HealthAnswer(BaseModel):
-    status: str
-
-
 # Rows of the database as answers.
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
 
 
 def summarize_experiment(row: Experiment) -> dict[str, Any]:
@@ -538,7 +530,8 @@ def openapi_document() -> dict[str, Any]:
     """The OpenAPI 3.1 document of the read API."""
     from pydantic.json_schema import models_json_schema
 
-    models = {ApiError, *(route.model for route in ROUTES), *(route.body for route in ROUTES if route.body)}
+    models: set[type[BaseModel]] = {RefusalAnswer, *(route.model for route in ROUTES)}
+    models |= {route.body for route in ROUTES if route.body}
     listed = sorted(models, key=lambda model: model.__name__)
     _, shapes = models_json_schema(
         [(model, "serialization") for model in listed], ref_template="#/components/schemas/{model}"
@@ -553,7 +546,7 @@ def openapi_document() -> dict[str, Any]:
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ] + [{"name": name, "in": "query", "required": False, "schema": {"type": "string"}} for name in route.query]
-        refusal = {"description": "Refused, with the reason.", "content": content(ApiError)}
+        refusal = {"description": "Refused, with the reason.", "content": content(RefusalAnswer)}
         operation: dict[str, Any] = {
             "summary": " ".join((route.summary or (route.view.__doc__ if route.view else "") or "").split()),
             "operationId": route.view.__name__ if route.view else "query",

@@ -46,7 +46,7 @@ def source_problems(
         rows: Iterable[Row] = ()
         if ref is not None:
             workspace = Workspace.find(source.folder)
-            path = workspace.path(workspace.get(ref, "dataset"))
+            path = workspace.pull_dataset(ref)
             if is_due(str(path)):
                 rows = files.read_rows(path)
         elif problems := _kind_problems(data):
@@ -213,7 +213,7 @@ def _raw_rows(data: DataConfig, config: ExperimentConfig) -> Iterable[Row] | Non
     try:
         if ref is not None:
             workspace = Workspace.find(source.folder)
-            return files.read_rows(workspace.path(workspace.get(ref, "dataset")))
+            return files.read_rows(workspace.pull_dataset(ref))
         if data.source_kind == "in_memory":
             return copy.deepcopy((data.rows or [])[:FIRST])
         store = build_or_none(registry.data_stores, config.data_store)

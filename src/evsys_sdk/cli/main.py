@@ -51,6 +51,8 @@ VERBS = {
     "invalidate": ("records.invalidate", "take an experiment out of the count, with a reason"),
     "conclude": ("records.conclude", "add a conclusion of your own to an experiment"),
     "clean": ("records.clean", "list files that nothing needs any more, and delete them on request"),
+    "query": ("dashboard.query", "ask the dashboard by SQL, read-only"),
+    "sync": ("dashboard.sync", "replay the mirror into a dashboard server"),
     "list": ("registries.list_kinds", "what can be named in a config"),
     "schema": ("registries.schema", "what an extension's params, or the whole YAML, may hold"),
     "completion": ("completion.completion", "shell completion"),

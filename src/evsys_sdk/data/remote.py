@@ -144,6 +144,12 @@ class DashboardSource:
             split=suite["split"],
         )
 
+    # Asking.
+
+    def query(self, sql: str) -> dict[str, Any]:
+        """The rows of one SELECT over the project: {columns, rows, truncated, seconds}."""
+        return self._call("POST", f"{self._project_path}/query", json={"sql": sql})
+
     @property
     def _project_path(self) -> str:
         return f"/api/v1/projects/{quote(self.project_id, safe='')}"
@@ -193,7 +199,8 @@ class DashboardSource:
 
 def chunks_of(path: Path, *, skip: int = 0) -> Iterator[tuple[int, bytes]]:
     """The rows of a stored file from number `skip` on: the number of the first row of each chunk, and the chunk."""
-    first, lines, size = skip, [], 0
+    lines: list[bytes] = []
+    first, size = skip, 0
     with open(path, "rb") as handle:
         for number, line in enumerate(handle):
             if number < skip:

@@ -211,7 +211,7 @@ def _hypothesis(page: PageFacts) -> list[str]:
 
 def _conclusion(facts: ReportFacts) -> list[str]:
     """The machine's lines, an indented one below the line before it; then what people added."""
-    items = []
+    items: list[str] = []
     for line in verdict_texts(facts.page):
         if line.startswith("  ") and items:
             items[-1] += f"<br><span class='quiet'>{_text(line.strip())}</span>"

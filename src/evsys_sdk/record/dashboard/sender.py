@@ -249,22 +249,31 @@ class Sender:
         return True
 
     def _send_group(self, session: MirrorSession, group: list[WireEvent]) -> DashboardClientError | None:
-        try:
-            self._transport.send(request_of(group))
-            return None
-        except DashboardClientError as exc:
-            if exc.status in AUTH_STATUSES:
-                raise
-            if len(group) > 1 and exc.status in ONE_BAD_ITEM_STATUSES:
-                half = len(group) // 2
-                # Bisection: k bad items of n cost in the order of k log2(n) requests, and every good one arrives.
-                self._send_group(session, group[:half])
-                self._send_group(session, group[half:])
-                return None
-            get_logger(__name__).error("the dashboard rejected %d record(s): %s", len(group), exc)
-            for event in group:
-                session.reject(event, str(exc))
-            return exc
+        rejections = send_group(self._transport, session, group)
+        for error in rejections:
+            get_logger(__name__).error("the dashboard rejected a record: %s", error)
+        return rejections[0] if rejections and len(group) == 1 else None
+
+
+def send_group(transport: Transport, session: MirrorSession, group: list[WireEvent]) -> list[DashboardClientError]:
+    """Send the events of one request. Those that the server will never take are set aside in the mirror, and come back
+    as an error each; Unreachable, or a refusal of the key, is raised."""
+    try:
+        transport.send(request_of(group))
+        return []
+    except DashboardClientError as exc:
+        if exc.status in AUTH_STATUSES:
+            raise
+        if len(group) > 1 and exc.status in ONE_BAD_ITEM_STATUSES:
+            half = len(group) // 2
+            # Bisection: k bad items of n cost in the order of k log2(n) requests, and every good one arrives.
+            return [
+                *send_group(transport, session, group[:half]),
+                *send_group(transport, session, group[half:]),
+            ]
+        for event in group:
+            session.reject(event, str(exc))
+        return [exc] * len(group)
 
 
 def _answer(future: Future[None] | None, error: Exception | None) -> None:
