@@ -18,6 +18,7 @@ def test_curves_appear_and_zoom_asks_for_finer_points(open_page, sweep):
     page.wait_for_selector('[data-drawn="2"]')
     assert page.locator(".legend button").all_inner_texts() == ["half", "all"]
     chart = page.locator('.curve[data-metric-name="loss"]')
+    chart.scroll_into_view_if_needed()  # the mouse only reaches what is on the screen
     box = chart.locator(".u-over").bounding_box()
     with page.expect_response(lambda answer: "from=" in answer.url) as found:
         page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50)
