@@ -376,6 +376,7 @@ def experiment_context(project: Project, row: Experiment, against: str = "") -> 
         "first_metrics": first[:FIRST_METRICS],
         "most_arms": MOST_ARMS_DRAWN,
         "is_live": row.status == "running",
+        "since": repr(max([row.updated, *(run.updated for run in runs)])),
     }  # fmt: skip
 
 

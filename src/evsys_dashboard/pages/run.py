@@ -127,6 +127,7 @@ def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse
         "stopped": stopped,
         "numbers": [(name, number_text(value)) for name, value in sorted((run.metrics or {}).items())],
         "is_live": run.status == "running",
+        "since": repr(run.updated),
         "siblings": run.experiment.generations.defer("log_tail", "record").order_by("created", "name")[:200],
     }
     return render(request, "dashboard/run.html", context)

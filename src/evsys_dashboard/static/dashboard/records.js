@@ -27,5 +27,5 @@ if (root) {
   watch(({ experiments = [], runs = [] }) => {
     const isOurs = experiments.includes(watchExperiment) || runs.includes(watchRun) || runs.some((id) => document.querySelector(`[data-row="${CSS.escape(id)}"]`));
     return isOurs ? refresh() : undefined;
-  });
+  }, { since: root.dataset.since }); // from the state that the page shows: a change before the first question counts
 }
