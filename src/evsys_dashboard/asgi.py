@@ -14,7 +14,7 @@ import queue
 import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ WAIT_SECONDS = 30.0
 Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -544,12 +544,12 @@ def _load_evals(generation: Generation, journal: Path, run_dir: Path) -> None:
         if journal.is_file():
             with closing(StoredJournal(journal)) as opened:
                 last = opened.latest(run_id)
-                for event in last.evals() if last else []:
-                    bare = read_bare_eval(event.data)
-                    if eval_id(generation.pk, bare) not in known:
-                        key = f"{bare.split}/{bare.name}"
-                        _save_eval(generation, read_eval(event.data, last), opened.questions(run_id, key))
-                if last:
+                if last is not None:
+                    for event in last.evals():
+                        bare = read_bare_eval(event.data)
+                        if eval_id(generation.pk, bare) not in known:
+                            asked = opened.questions(run_id, f"{bare.split}/{bare.name}")
+                            _save_eval(generation, read_eval(event.data, last), asked)
                     return
         for stored in evals_in_logs(run_dir, generation.name):
             result = EvalResult(

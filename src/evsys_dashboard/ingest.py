@@ -319,7 +319,7 @@ def _find[T: models.Model](kind: type[T], project: Project, identifier: str) -> 
     row: Any = kind._default_manager.select_for_update(of=("self",)).filter(pk=identifier).first()
     if row is not None and row.project_id != project.pk:
         raise Refusal(409, f"the id {identifier!r} is taken; make a new one")
-    return row  # type: ignore[no-any-return]
+    return row
 
 
 def _experiment_for(project: Project, experiment_id: str, ts: float) -> Experiment:
@@ -348,7 +348,7 @@ def _note_times(row: Any, fields: ReadFields, *, is_start: bool) -> set[str]:
 def _store[T: models.Model](row: T, changed: set[str], is_new: bool) -> T:
     """Write a row if anything of it changed."""
     if is_new or changed - {"field_times"}:
-        row.updated = next_stamp()  # type: ignore[attr-defined]
+        row.updated = next_stamp()
         row.save(force_insert=is_new)
     elif changed:
         row.save(update_fields=["field_times"])
@@ -501,7 +501,7 @@ OF_PREDICTION = frozenset(["id", "ts", "task_id", "reward", "status", "completio
 def read_predictions(project: Project, generation_id: str, body: Mapping[str, Any]) -> list[Prediction]:
     """Check a batch of rollouts: `{"predictions": [{...}]}`, or one."""
     items = read_field(_list, body, "predictions") if "predictions" in body else [body]
-    found = {}
+    found: dict[str, Prediction] = {}
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(422, f"predictions: expected objects, got {type(item).__name__}")

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -66,23 +66,21 @@ def names_of(host: str, public_url: str = "") -> tuple[str, ...]:
     """The Host headers that a server at this address is reached by."""
     names = [*LOOPBACK_HOSTS, f"[{host}]" if ":" in host else host]
     if host in ("0.0.0.0", "::"):
-        import psutil
-
-        addresses = [one.address for found in psutil.net_if_addrs().values() for one in found]
-        # An IPv6 address of a link ends in `%eth0`; no Host header has that.
-        plain = [address for address in addresses if _is_ip(address)]
-        names += [f"[{one}]" if ":" in one else one for one in plain] + [socket.gethostname(), socket.getfqdn()]
+        names += [socket.gethostname(), socket.getfqdn(), *(f"[{one}]" if ":" in one else one for one in _addresses())]
     if public_url:
         names.append(urlsplit(public_url).hostname or "")
     return tuple(dict.fromkeys(name.lower() for name in names if name))
 
 
-def _is_ip(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
+def _addresses() -> list[str]:
+    """Addresses of this machine, as far as its name and its default route give them."""
+    found = []
+    with suppress(OSError):  # a machine whose name has no address
+        found += [str(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None)]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent: the kernel only says which address it would send from
+        found.append(probe.getsockname()[0])
+    return [address.partition("%")[0] for address in found]
 
 
 def listen(host: str, port: int | None) -> socket.socket:

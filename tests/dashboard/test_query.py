@@ -130,9 +130,24 @@ def test_everything_else_is_refused(filled, sql):
     ],
 )
 def test_a_condition_is_never_tried_on_rows_of_another_project(filled, condition):
-    """An error, or none, would tell what the other project has."""
+    """An error, or none, would tell what the other project has. With its id the row is found at once."""
     assert run(filled, f"select name from experiments where {condition}").rows == [["lr 1"]]
     assert run(filled, f"select name from experiments order by {condition}").rows == [["lr 1"]]
+    other = f"{filled.pk}-other-e1"
+    assert run(filled, f"select name from experiments where id = '{other}' and {condition}").rows == []
+    assert run(filled, f"select name from experiments where {condition} and id = '{other}'").rows == []
+
+
+@pytest.mark.parametrize("view", ["evals", "rollouts"])
+def test_a_condition_on_a_joined_table_is_not_tried_before_the_project_is(filled, view):
+    """The id of a run finds it at once: SQLite would begin there, with a row of the other project."""
+    from evsys_dashboard.models import Generation
+
+    other = f"{filled.pk}-other-e1"
+    Generation.objects.filter(experiment_id=other).update(arm="SECRET")
+    overflow = "case when arm = 'SECRET' then abs(-9223372036854775807 - 1) else 1 end = 1"
+    theirs = f"run_id = '{filled.pk}-other-r1'"
+    assert run(filled, f"select id from {view} where {theirs} and {overflow}").rows == []
 
 
 def test_a_statement_that_takes_too_long_is_ended(filled, monkeypatch):

@@ -65,7 +65,7 @@ def filled(server: Any) -> Any:
     """Two projects with an experiment each; that of p2 holds a secret in every text."""
     for project, word in (("p1", "mine"), ("p2", "SECRET")):
         headers = {"Authorization": f"Bearer {server.keys[project]}", "X-Evsys-Project": project}
-        about = {"id": f"e-{project}", "name": word, "hypothesis": word, "conclusion": word, "tags": ["a"], "ts": 1.0}
+        about = {"id": f"e-{project}", "name": word, "hypothesis": word, "conclusion": "(", "tags": ["a"], "ts": 1.0}
         assert server.post("experiments/", about, headers=headers).status_code == 200
         run = {"id": f"g-{project}", "experiment_id": f"e-{project}", "name": "a__s1", "ts": 1.0}
         assert server.post("generations/", run, headers=headers).status_code == 200
@@ -103,6 +103,10 @@ def test_each_project_sees_itself_and_attacks_see_nothing(filled):
     # No error may tell what the other project has.
     for condition in ("1 / (case when name = 'SECRET' then 0 else 1 end) = 1", "cast(length(name) as int) > 0"):
         assert ask(filled, f"select name from experiments where {condition}").json()["rows"] == [["mine"]]
+    # `(` is no regular expression: tried on the other project's row, which its id finds at once, this is an error.
+    if not filled.database_url.startswith("sqlite"):
+        assert ask(filled, "select name from experiments where id = 'e-p2' and 'x' ~ conclusion").json()["rows"] == []
+        assert ask(filled, "select name from experiments where 'x' ~ conclusion and id = 'e-p2'").json()["rows"] == []
     assert not Path("/tmp/evsys_stolen").exists()
 
 

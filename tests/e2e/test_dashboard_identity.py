@@ -80,9 +80,10 @@ def test_other_settings_are_another_experiment(project, launch):
 def test_the_best_score_is_sent_and_what_has_no_value_is_left_out(project, launch):
     result = launch()
     sent = _sent(project)
-    [end] = [line["body"] for line in sent if line["method"] == "PATCH" and "/experiments/" in line["path"]]
+    [end, record] = [line["body"] for line in sent if line["method"] == "PATCH" and "/experiments/" in line["path"]]
     [arm] = result.conclusion.arms
     assert end["best_score"] == arm.mean and end["status"] == "completed"
+    assert record["record"]["conclusion"] == end["conclusion"]
 
     def nulls(value, place):
         if value is None:

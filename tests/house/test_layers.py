@@ -36,6 +36,10 @@ FACADES = {"runner", "dashboard_client"}
 SIBLINGS: dict[str, set[str]] = {"evsys_engine": set(), "evsys_sandbox": set()}
 """Packages beside ours, each with what it may import of the others."""
 
+DASHBOARD = "evsys_dashboard"
+"""Knows records, and nothing of training: it imports rooms up to `serving`, and only its verb imports it."""
+BELOW_DASHBOARD = ROOMS[: ROOMS.index("run")]
+
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
@@ -95,6 +99,19 @@ def test_a_sibling_package_imports_nothing_of_ours(package):
         assert ours <= SIBLINGS[package], f"{path} imports {ours}"
 
 
+@pytest.mark.parametrize("path", modules(DASHBOARD), ids=lambda p: str(p.relative_to(SRC / DASHBOARD)))
+def test_the_dashboard_imports_records_and_nothing_of_training(path):
+    for there, module in rooms_imported(path):
+        assert there in SHARED or there in BELOW_DASHBOARD, f"{path} imports {module}: {there} is above the dashboard"
+    others = {module.split(".")[0] for module in imports_of(path)} & set(SIBLINGS)
+    assert not others, f"{path} imports {others}"
+
+
+def test_only_its_verb_imports_the_dashboard():
+    found = [path for path in modules("evsys_sdk") if any(m.split(".")[0] == DASHBOARD for m in imports_of(path))]
+    assert found == [SRC / "evsys_sdk" / "cli" / "dashboard.py"]
+
+
 def test_no_module_imports_itself_in_a_circle():
     """Also not through late imports; imports for type checkers do not count, they are never carried out."""
     graph = {name: runtime_imports(path) for name, path in named_modules().items()}
@@ -105,7 +122,7 @@ def test_no_module_imports_itself_in_a_circle():
 def named_modules() -> dict[str, Path]:
     return {
         ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
-        for package in ("evsys_sdk", *SIBLINGS)
+        for package in ("evsys_sdk", DASHBOARD, *SIBLINGS)
         for path in modules(package)
     }
 

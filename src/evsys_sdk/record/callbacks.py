@@ -363,13 +363,6 @@ class EarlyStopping:
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         self._watches.pop(ctx.run_id, None)
 
-    def record_written(self, path: Path) -> None:
-        """The experiment's record, its page and figures are on disk: for callbacks that send them elsewhere."""
-        for index, (_, callback) in enumerate(self.members):
-            take = getattr(callback, "record_written", None)
-            if callable(take):
-                self._guarded(index, "record_written", take, path, run_id="")
-
     def stop_reason(self, run_id: str) -> str | None:
         watch = self._watches.get(run_id)
         if watch is None or watch.worse < self.cfg.patience:

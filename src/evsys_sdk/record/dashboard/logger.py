@@ -174,7 +174,8 @@ class EvsysLogger:
         if record is not None and plain is not None:
             for run in record.runs:
                 self._send_run_record(run, path.parent)
-            self._client.update_experiment(self._experiment_id, record=plain, figures=figures_beside(path) or None)
+            figures = figures_beside(path) or None
+            self._client.update_experiment(self._experiment_id, record=without_none(plain), figures=figures)
         self._client.finish()
 
     def _send_run_record(self, run: RecordedRun, folder: Path) -> None:
@@ -183,7 +184,7 @@ class EvsysLogger:
         if found is not None and run.run_id in self._started:
             self._client.update_generation(
                 self._generation_id(run.run_id),
-                record=RunRecord.upgrade(found),
+                record=without_none(RunRecord.upgrade(found)),
                 checkpoints=checkpoints_in(run_dir) or None,
             )
 
