@@ -83,12 +83,8 @@ class Experiment(models.Model):
     """An id or a name, as the config has it."""
     conclusion = models.TextField(blank=True, default="")
     best_score = models.FloatField(null=True)
-    record = models.JSONField(null=True)
-    """`ExperimentRecord.as_dict()`; read it with `ExperimentRecord.model_validate`."""
     notes = models.JSONField(default=list)
     """What people said: {kind, text, by, ts}."""
-    figures = models.JSONField(default=dict)
-    """Name -> SVG text of the figures that the experiment drew."""
     problem = models.TextField(blank=True, default="")
     """Why its record cannot be read, where the status is `unreadable`."""
     source = models.TextField(blank=True, default="", db_index=True)
@@ -123,6 +119,12 @@ class Experiment(models.Model):
     model = models.CharField(max_length=300, blank=True, default="")
     backend = models.CharField(max_length=100, blank=True, default="")
     algorithm = models.CharField(max_length=100, blank=True, default="")
+
+    # Last, because SQLite reads a row from its beginning: a list must not pass 30 kB of record to come to a score.
+    record = models.JSONField(null=True)
+    """`ExperimentRecord.as_dict()`; read it with `ExperimentRecord.model_validate`."""
+    figures = models.JSONField(default=dict)
+    """Name -> SVG text of the figures that the experiment drew."""
 
     class Meta:
         indexes: ClassVar = [models.Index(fields=["project", "-created"], name="experiment_newest")]

@@ -231,3 +231,27 @@ def open_page(chromium: Any, live_url: str, visitor: Any) -> Iterator[Any]:
     for context in contexts:
         context.close()
     assert problems == []
+
+
+@pytest.fixture(scope="session")
+def sweep_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The records of two real experiments (`record_world`): a sweep of two arms and three seeds, and a child of it."""
+    import contextlib
+
+    root = tmp_path_factory.mktemp("sweep")
+    world = importlib.import_module("record_world")
+    with contextlib.chdir(root):
+        return world.make_folder(root)
+
+
+@pytest.fixture
+def sweep(project: Any, sweep_folder: Any) -> Any:
+    """These experiments as rows of the test's project, by name."""
+    from evsys_dashboard.follow import FollowedPlace, Follower, ensure_experiment_loaded
+    from evsys_dashboard.models import Experiment
+
+    Follower(project=project, place=FollowedPlace(folders=(sweep_folder,))).update()
+    rows = {row.name: row for row in Experiment.objects.filter(project=project)}
+    for row in rows.values():
+        ensure_experiment_loaded(row)
+    return rows

@@ -42,9 +42,7 @@ class Migration(migrations.Migration):
                 ("parent_experiment_id", models.CharField(blank=True, default="", max_length=300)),
                 ("conclusion", models.TextField(blank=True, default="")),
                 ("best_score", models.FloatField(null=True)),
-                ("record", models.JSONField(null=True)),
                 ("notes", models.JSONField(default=list)),
-                ("figures", models.JSONField(default=dict)),
                 ("problem", models.TextField(blank=True, default="")),
                 ("source", models.TextField(blank=True, db_index=True, default="")),
                 ("stamp", models.TextField(blank=True, default="")),
@@ -69,6 +67,8 @@ class Migration(migrations.Migration):
                 ("model", models.CharField(blank=True, default="", max_length=300)),
                 ("backend", models.CharField(blank=True, default="", max_length=100)),
                 ("algorithm", models.CharField(blank=True, default="", max_length=100)),
+                ("record", models.JSONField(null=True)),
+                ("figures", models.JSONField(default=dict)),
             ],
         ),
         migrations.CreateModel(

@@ -22,7 +22,7 @@ from evsys_sdk.history.digest import ArmDigest, flatten
 from evsys_sdk.history.history import ExperimentEntry, History, load_record, look_up
 from evsys_sdk.protocols import Rollout
 from evsys_sdk.record.callbacks import steering
-from evsys_sdk.record.models import JudgedArm, RecordedRun, RunRecord
+from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun, RunRecord
 from evsys_sdk.record.rollouts import StoredEval, evals_in_journal, evals_in_logs
 from evsys_sdk.registry import better_direction
 from evsys_sdk.score_names import readings_of, score_key
@@ -64,7 +64,8 @@ def read_arm(entry: ExperimentEntry, arm: str, label: str) -> StoredArm:
     failed: dict[int, str] = {}
     runs = next((runs for found, runs in load_record(entry).runs_of() if found.arm == arm), [])
     records = [RunRecord.find(run_dir_of(entry, run)) for run in runs]
-    known = {record.hparams.get("seed"): None for record in records if record}
+    # A config that names no seed has the default one, which only the record tells.
+    known = {record.hparams.get("seed") if record.seed is None else record.seed: None for record in records if record}
     seeds = [seed for seed in known if isinstance(seed, int)]
     if len(seeds) < len(runs):  # a run without a record, or with that of another
         seeds = list(range(len(runs)))
@@ -169,6 +170,7 @@ class ComparedArm:
     label: str
     entry: ExperimentEntry
     arm: ArmDigest
+    record: ExperimentRecord
     settings: dict[str, Any]
 
 
@@ -209,6 +211,13 @@ def compare(refs: Sequence[str], history: History, *, metric: str | None = None)
         if labels.count(side.label) > 1:
             sides[index] = replace(side, label=f"{side.entry.record.parent}/{side.label}")
     arms = [read_arm(side.entry, side.arm.arm, side.label) for side in sides]
+    return compare_sides(sides, arms, metric=metric, notes=notes)
+
+
+def compare_sides(
+    sides: Sequence[ComparedArm], arms: Sequence[StoredArm], *, metric: str | None, notes: list[str]
+) -> Compared:
+    """Sides that were chosen, with what is kept of their evaluations, wherever that was read; `notes` come first."""
     # What at least two sides were scored on: by the metric asked for, else their success metrics, else all.
     every = [measure for arm in arms for measure in sorted(arm.measures)]
     shared = [one for one in dict.fromkeys(every) if every.count(one) > 1]
@@ -235,7 +244,7 @@ def compare(refs: Sequence[str], history: History, *, metric: str | None = None)
     # Scores of benchmarks first, what training says of itself after them.
     keys = sorted({key for side in sides for key in side.arm.metrics}, key=lambda key: ("/" not in key, key))
     return Compared(
-        sides=sides,
+        sides=list(sides),
         settings={key: found for key, found in values.items() if any(value != found[0] for value in found)},
         scores={key: [side.arm.metrics.get(key) for side in sides] for key in keys},
         verdicts=verdicts,
@@ -254,16 +263,24 @@ def find_sides(ref: str, history: History, notes: list[str]) -> list[ComparedArm
             raise
         found, wanted = look_up(name, history), arm
     notes += [found.note] if found.note else []
-    entry, digest = found.entry, found.entry.digest
+    return sides_of(found.entry, load_record(found.entry), [wanted] if wanted is not None else [], notes)
+
+
+def sides_of(
+    entry: ExperimentEntry, record: ExperimentRecord, wanted: Sequence[str], notes: list[str]
+) -> list[ComparedArm]:
+    """The arms of this experiment that are `wanted`; else its best arm; else all."""
+    digest = entry.digest
     if entry.notes.why_invalid is not None:
         notes.append(f"{entry.name} is marked as invalid: {entry.notes.why_invalid}")
     if not any(one.statuses for one in digest.arms):
         raise EvsysError(f"{entry.name} is {entry.state} and has no result to compare yet")
-    if wanted is not None and digest.arm(wanted) is None:
-        raise EvsysError(f"{entry.name}: {not_known(wanted, 'arm', [one.arm for one in digest.arms])}")
-    chosen = [one for one in digest.arms if one.arm == (wanted or digest.best_arm)] or digest.arms
+    for arm in wanted:
+        if digest.arm(arm) is None:
+            raise EvsysError(f"{entry.name}: {not_known(arm, 'arm', [one.arm for one in digest.arms])}")
+    names = [*wanted] or [digest.best_arm]
+    chosen = [one for one in digest.arms if one.arm in names] or digest.arms
     # Settings beside the arms that may have made a difference; of the callbacks only those that steer.
-    record = load_record(entry)
     steered = steering(record.config.get("callbacks") or [])
     beside = {key: value for key, value in record.config.items() if key not in BESIDE}
     beside |= {"callbacks": steered} if steered else {}
@@ -271,9 +288,10 @@ def find_sides(ref: str, history: History, notes: list[str]) -> list[ComparedArm
     settings |= {key: sha256[:12] for key, sha256 in record.contents.items()}
     return [
         ComparedArm(
-            label=entry.name if len(chosen) == 1 and wanted is None else f"{entry.name}:{one.arm}",
+            label=entry.name if len(chosen) == 1 and not wanted else f"{entry.name}:{one.arm}",
             entry=entry,
             arm=one,
+            record=record,
             settings={**settings, **digest.common, **one.own},
         )
         for one in chosen
@@ -319,12 +337,7 @@ def judge(measure: Measure, arms: Sequence[StoredArm], sides: Sequence[ComparedA
 def with_recorded_intervals(verdict: Verdict, sides: Sequence[ComparedArm]) -> Verdict:
     """One number has one interval: where its own experiment gave an arm the same mean over as many tasks and seeds, the
     interval is the one in that record. With two seeds it leans on the arms beside it, which are others here."""
-    recorded = {
-        side.label: found
-        for side in sides
-        for found in load_record(side.entry).verdict.arms
-        if found.arm == side.arm.arm
-    }
+    recorded = {side.label: found for side in sides for found in side.record.verdict.arms if found.arm == side.arm.arm}
     arms, winner = [], verdict.winner
     for arm in verdict.arms:
         own = recorded.get(arm.arm) or JudgedArm()

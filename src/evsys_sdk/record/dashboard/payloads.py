@@ -49,6 +49,7 @@ def eval_fields(result: EvalResult) -> dict[str, Any]:
         "error": result.error,
         "seconds": result.seconds,
         "training_mark": result.training_mark or None,
+        "clusters": result.clusters or None,
     }
 
 

@@ -1,0 +1,137 @@
+"""What the model said: filters, transcripts, and the same task across arms and steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("django_ready")
+
+
+@pytest.fixture
+def evaluation(project: Any) -> Any:
+    from evsys_dashboard.models import Eval, Experiment, Generation
+
+    row = Experiment.objects.create(id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0)
+    run = Generation.objects.create(
+        id=f"g-{project.pk}", project=project, experiment=row, name="a__s1", arm="a", created=1.0, updated=1.0
+    )
+    return Eval.objects.create(
+        id=f"v-{project.pk}", project=project, generation=run, name="words", split="val", created=1.0, n_rollouts=1
+    )
+
+
+def add(one: Any, task: str, **fields: Any) -> Any:
+    from evsys_dashboard.models import Prediction
+
+    given = {"reward": 1.0, "status": "ok", "completion": "", "body": {}, "created": 1.0} | fields
+    return Prediction.objects.create(
+        id=f"{one.pk}-{task}", project=one.project, generation=one.generation, eval=one, task_id=task, **given
+    )
+
+
+def page_of(visitor: Any, one: Any, **query: str) -> str:
+    answer = visitor.get(f"/p/{one.project_id}/rollouts", {"run": one.generation_id, **query})
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def tasks_on(text: str) -> list[str]:
+    import re
+
+    return re.findall(r'data-rollout="[^"]*"[^>]*><span class="clip">([^<]*)<', text)
+
+
+@pytest.mark.parametrize(
+    ("query", "tasks"),
+    [
+        ({}, ["errs", "fails", "none", "passes"]),
+        ({"passed": "1"}, ["passes"]),
+        ({"passed": "0"}, ["errs", "fails", "none"]),
+        ({"status": "infra_error"}, ["errs"]),
+        ({"key": "topic:sums"}, ["fails", "passes"]),
+        ({"key": "topic:sums", "passed": "0"}, ["fails"]),
+        ({"q": "PINEAPPLE"}, ["fails"]),
+        ({"q": "käse"}, ["passes"]),
+        ({"task": "none"}, ["none"]),
+        ({"q": "100%"}, []),
+        ({"key": "a'); DROP TABLE dashboard_prediction; --:x"}, []),
+    ],
+)
+def test_filters_are_in_the_url(visitor, evaluation, query, tasks):
+    add(evaluation, "passes", body={"metadata": {"topic": "sums"}, "turns": ["Käse"]})
+    add(evaluation, "fails", reward=0.0, completion="a pineapple", body={"metadata": {"topic": "sums"}})
+    add(evaluation, "errs", reward=None, status="infra_error", body={"error": "no answer"})
+    add(evaluation, "none", reward=None)
+    assert tasks_on(page_of(visitor, evaluation, **query)) == tasks
+
+
+def test_a_transcript_has_roles_calls_tokens_reward_reasons_and_the_expected_answer(visitor, evaluation):
+    call = '<tool_call>{"name": "search", "arguments": {"q": "moon"}}</tool_call>'
+    body = {
+        "question": {"messages": [{"role": "system", "text": "Be brief."}, {"role": "user", "text": "How far?"}],
+                     "expected": "384,400 km"},
+        "turns": [{"role": "assistant", "text": call, "prompt_tokens": 20, "completion_tokens": 9},
+                  {"role": "tool", "content": "384 thousand"}, {"role": "assistant", "text": "Far."}],
+        "metadata": {"verifier": {"reason": "no number found"}, "sample": 2},
+        "error": "agent ran out of turns", "seconds": 2.5, "cost_usd": 0.004,
+    }  # fmt: skip
+    add(evaluation, "moon", reward=0.25, status="agent_error", body=body)
+    text = page_of(visitor, evaluation)
+    for words in ("Be brief.", "How far?", "384,400 km", "<strong>search</strong>", "&quot;moon&quot;", "384 thousand",
+                  "20 tokens read", "9 tokens written", "no number found", "agent ran out of turns", "0.250",
+                  'class="turn tool"', "$0.004", "agent_error"):  # fmt: skip
+        assert words in text, words
+
+
+def test_a_text_of_a_megabyte_is_folded_and_cut_and_whole_in_the_download(visitor, evaluation):
+    add(evaluation, "long", body={"turns": ["x" * 1_000_000 + "END"]})
+    text = page_of(visitor, evaluation)
+    assert len(text) < 200_000 and "98,000 more characters" in text and "900,003 characters more" in text
+    whole = visitor.get(f"/p/{evaluation.project_id}/rollouts/{evaluation.pk}-long.txt").content
+    assert whole.rstrip().endswith(b"END") and len(whole) > 1_000_000
+
+
+def test_pictures_are_offered_behind_a_click_and_nothing_is_fetched_from_elsewhere(visitor, evaluation):
+    good = "data:image/png;base64,iVBORw0KGgo="
+    urls = [good, "https://elsewhere.example/x.png", "data:text/html;base64,PGI+", "data:image/svg+xml;base64,PHN2Zz4="]
+    content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    add(evaluation, "picture", body={"question": {"messages": [{"role": "user", "content": content}]}})
+    text = page_of(visitor, evaluation)
+    assert text.count("data-picture=") == 1 and f'data-picture="{good}"' in text
+    assert "<img" not in text and "[image: https://elsewhere.example/x.png]" in text
+
+
+def test_next_and_previous_follow_the_filter(visitor, evaluation):
+    for name in "abc":
+        add(evaluation, name, reward=0.0 if name != "b" else 1.0)
+    text = page_of(visitor, evaluation, passed="0")
+    assert tasks_on(text) == ["a", "c"]
+    assert f"rollout={evaluation.pk}-c" in text.partition("data-next")[0].rpartition("href=")[2]
+    assert "data-previous" not in text
+
+
+def test_a_task_is_shown_across_arms_and_steps(visitor, sweep):
+    row = sweep["sweep"]
+    run = row.generations.get(name="half__s42")
+    one = run.evals.get(step=30)
+    query = {"run": run.pk, "eval": one.pk, "task": "god", "side": "1"}
+    text = visitor.get(f"/p/{row.project_id}/rollouts", query).content.decode()
+    assert text.count('class="turn assistant"') == 24  # 2 arms x 3 seeds x 4 steps
+    assert "half__s44" in text and "all__s43" in text and "untrained" in text and "step 20" in text
+
+
+def test_a_run_that_was_not_scored_and_a_filter_without_a_match_say_so(visitor, evaluation):
+    assert "No rollouts are stored" in page_of(visitor, evaluation)
+    add(evaluation, "a")
+    assert "None of the 1 rollout fits" in page_of(visitor, evaluation, q="nothing like it")
+    evaluation.predictions.all().delete()
+    evaluation.delete()
+    answer = visitor.get(f"/p/{evaluation.project_id}/rollouts", {"run": evaluation.generation_id})
+    assert b"No evaluation yet" in answer.content
+
+
+def test_the_page_without_a_run_offers_the_runs(visitor, sweep):
+    text = visitor.get(f"/p/{sweep['sweep'].project_id}/rollouts").content.decode()
+    assert "sweep / half__s42" in text
