@@ -207,6 +207,11 @@ class ProgressCallback:
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
         line = self._line(ctx)
+        self._show_score(ctx, line, result)
+        self._changed(ctx, line, always=True)
+
+    def _show_score(self, ctx: RunContext, line: RunLine, result: EvalResult) -> None:
+        """Put the evaluation's score into the line, unless another benchmark's counts more."""
         metadata = getattr(getattr(ctx, "config", None), "metadata", None)
         success_metric = getattr(metadata, "success_metric", None)
         success = None if success_metric is None else str(success_metric.name)
@@ -226,12 +231,13 @@ class ProgressCallback:
             value = score_text(score.value)
             line.score = f"{label} {score.metric} {value}{at}{rows}"
             line.value = f"{value}{at.replace(' at step ', ' @')}"
-        self._changed(ctx, line, always=True)
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         line = self._line(ctx)
         # The search has yet to decide whether it resumes.
         line.status = "paused" if result.status == "pruned" else result.status
+        for found in result.final_evals if result.chosen_steps else ():  # the last of the loop may not be the run's
+            self._show_score(ctx, line, found)
         self.changed(line, always=True)
 
     def headline(self, now: float) -> str:

@@ -110,7 +110,11 @@ def print_summary(result: ExperimentResult, *, brief: bool = False) -> None:
     printed = [run for run in runs if not ((brief or rows) and run.status == "completed")]
     for run in printed:
         print_text(f"{run.name}: {run.status}{training_text(run.metrics)}")
-        lines = score_lines(run.evals)
+        lines = score_lines(run.final_evals)
+        lines += [
+            f"kept the weights of step {step}{f' of stage {stage}' if stage else ''} (best_by)"
+            for stage, step in run.chosen_steps.items()
+        ]
         lines += [f"stopped early: {run.stopped_early}"] if run.stopped_early else []
         lines += [f"error: {run.error}"] if run.error else []
         lines += [f"warning: {text}" for text in own_warnings(run, result)] if len(runs) == 1 else []

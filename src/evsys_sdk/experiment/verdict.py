@@ -255,7 +255,7 @@ def _trained(result: RunResult) -> list[EvalResult]:
     """The evaluations of the weights that the run ended with: those whose numbers are the run's own."""
     return [
         found
-        for found in result.evals
+        for found in result.final_evals
         if found.step != 0
         and (found.error or all(result.metrics.get(key) == value for key, value in eval_metrics(found).items()))
     ]

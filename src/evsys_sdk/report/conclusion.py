@@ -173,7 +173,9 @@ def _summarise_arm(arm: str, results: Sequence[RunResult], name: str | None, key
         if value is None:
             continue
         scores.append(value)
-        measured = [(one, score) for one in result.evals for score in one.scores if metric_key(one, score) in keys]
+        measured = [
+            (one, score) for one in result.final_evals for score in one.scores if metric_key(one, score) in keys
+        ]
         # A score of the final weights comes after those of the loop.
         same = [(one, score) for one, score in measured if score.value == value]
         if len(keys) == 1 and same:

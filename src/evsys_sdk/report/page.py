@@ -310,7 +310,7 @@ def scores_section(facts: PageFacts) -> list[str]:
     for arm, runs in facts.arms.items():
         for run in runs:
             last: dict[str, Score] = {}
-            for one in run.evals:
+            for one in run.final_evals:
                 for score in one.scores:
                     if one.step == 0:
                         rows[UNTRAINED][metric_key(one, score)] = [score]  # one model, however often it was scored
@@ -379,7 +379,7 @@ def stages_section(facts: PageFacts) -> list[str]:
 
     lines: list[str] = []
     for arm, runs in facts.arms.items():
-        seeds = [run.evals for run in runs if run.status == "completed"]
+        seeds = [run.final_evals for run in runs if run.status == "completed"]
         if not (stages := stage_names(seeds)):
             continue
         rows = stage_rows(seeds, lower=lower)
