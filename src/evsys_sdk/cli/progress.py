@@ -236,7 +236,9 @@ class ProgressCallback:
         line = self._line(ctx)
         # The search has yet to decide whether it resumes.
         line.status = "paused" if result.status == "pruned" else result.status
-        for found in result.final_evals if result.chosen_steps else ():  # the last of the loop may not be the run's
+        for found in (
+            result.final_evals if getattr(result, "chosen_steps", None) else ()
+        ):  # the last of the loop may not be the run's
             self._show_score(ctx, line, found)
         self.changed(line, always=True)
 
