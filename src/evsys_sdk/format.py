@@ -80,9 +80,9 @@ def score_text(
     """A score as every line, table and page writes it: `0.900 [0.802, 0.951], 60 tasks, 1 seed, 2 of 60 rollouts
     errored`. `counts`: what it is over. `marks`: what else a reader must know, such as `on training rows`. Many errors
     stand before the number, unless `errors_first` is False."""
-    if value is None:
-        return "not valid"
     errors = errors_text(n_errors, n_rollouts)
+    if value is None:
+        return f"no score: {errors}" if errors else "not valid"
     text = ", ".join([shown(value) + span(low, high), *counts, *(mark for mark in marks if mark)])
     if errors and errors_first and has_many_errors(n_errors, n_rollouts):
         return f"{errors}; {text}"

@@ -176,7 +176,8 @@ def print_entry(entry: ExperimentEntry, conclusion: str) -> None:
         ("measured", f"{', '.join(digest.measured)} ({digest.mode})" if digest.measured else ""),
         (
             f"before training ({digest.start})" if digest.start else "untrained",
-            _numbers(digest.untrained, digest.untrained_marks),
+            # Where every rollout errored there is a mark and no score.
+            _numbers({**dict.fromkeys(digest.untrained_marks), **digest.untrained}, digest.untrained_marks),
         ),
     ):
         if text:
@@ -199,14 +200,15 @@ def print_entry(entry: ExperimentEntry, conclusion: str) -> None:
     print(f"record: {short_path(entry.record)}{'' if entry.record.exists() else ' (not yet written)'}")
 
 
-def _numbers(scores: Mapping[str, float], *marks: Mapping[str, str]) -> str:
+def _numbers(scores: Mapping[str, float | None], *marks: Mapping[str, str]) -> str:
     """`val/tools/pass@1 0.050, test/tools/pass@1 0.042 (8 of 60 rollouts errored; on training rows)`."""
     from evsys_sdk.format import shown
 
     texts = []
     for key, value in sorted(scores.items(), reverse=True):
         marked = "; ".join(mark[key] for mark in marks if key in mark)
-        texts.append(f"{key} {shown(value)}{f' ({marked})' if marked else ''}")
+        number = "no score" if value is None else shown(value)
+        texts.append(f"{key} {number}{f' ({marked})' if marked else ''}")
     return ", ".join(texts)
 
 

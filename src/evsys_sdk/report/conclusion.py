@@ -118,6 +118,7 @@ def conclude(
     keys = score_keys(arms, name) if name else []
     summaries = [_summarise_arm(arm, results, name, keys) for arm, results in arms.items()]
     lines = [f"Hypothesis: {hypothesis}"] if hypothesis else []
+    lines += _unscored_start_lines(arms)
     lines += [*(_search_lines(search) if search else ()), *admitted]
     lines += [*([f"No verdict: {findings.why_not}."] if findings.why_not else []), *findings.lines]
     judged = {arm.arm for arm in findings.verdict.arms} if findings.verdict else set()
@@ -143,6 +144,24 @@ def conclude(
         findings=findings,
         admitted=list(admitted),
     )
+
+
+def _unscored_start_lines(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """A warning for each benchmark on which the weights before training were to be scored and were not. Weights that
+    several runs start from are one model: one score of them is enough."""
+    starts = [one for results in arms.values() for result in results for one in result.evals if one.step == 0]
+    scored = {(one.start, one.split, one.name) for one in starts if any(s.value is not None for s in one.scores)}
+    reasons: dict[tuple[str, str, str], str] = {}
+    for one in starts:
+        key = (one.start, one.split, one.name)
+        if key not in scored:
+            error = one.error or next((score.error for score in one.scores if score.error), None) or "no score"
+            reasons.setdefault(key, error.removeprefix("invalid: "))
+    return [
+        f"Warning: no score {f'before training ({start})' if start else 'of the untrained model'} on "
+        f"{suite_label(split, name)}: {shorten(' '.join(why.split()), 300)}. No arm is compared with it there."
+        for (start, split, name), why in reasons.items()
+    ]
 
 
 def conclude_without_verdict(arms: Mapping[str, Sequence[RunResult]], why: str) -> Conclusion:
@@ -267,7 +286,8 @@ def score_lines(evals: Sequence[EvalResult]) -> list[str]:
             before, old = untrained[key]
             whom = START if before.start else UNTRAINED
             if old is None or old.value is None:
-                line += f" ({whom}: not scored, {old.error if old else before.error})"
+                why = str(old.error if old else before.error).removeprefix("invalid: ")
+                line += f" ({whom}: not scored, {why})"
             else:
                 line += f" ({whom} {benchmark_score_text(old, with_counts=False)})"
         lines.append(line)

@@ -349,7 +349,8 @@ def failures_section(facts: PageFacts) -> list[str]:
                 reasons.setdefault(f"{run.status}{_reason(run.error)}", []).append(run)
             for one in run.evals:
                 if one.error:
-                    what = f"{one.split}/{one.name} was not scored{_reason(one.error)}"
+                    when = " before training" if one.step == 0 else ""
+                    what = f"{one.split}/{one.name} was not scored{when}{_reason(one.error)}"
                     reasons.setdefault(what, []).append(run)
         for what, runs in reasons.items():  # `lr3, seeds 42, 43`; the arm alone where it has one seed
             seeds = list(dict.fromkeys(str(run.seed) for run in runs if run.seed is not None))
