@@ -212,6 +212,8 @@ class Score:
     n_rollouts: int = 0
     n_errors: int = 0
     error: str | None = None
+    unit: str = ""
+    """Of the value, where the metric has one: `s`, `USD`, `tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ def texts(request, project, monkeypatch, capsys):
         for name in ("few", "more")
     ]
     entry = {"name": "words", "path": "bench", "split": "val", "temperature": 0, "max_tokens": 8}
+    entry["metrics"] = ["pass@1", "tokens"]
     entry |= request.param["entry"]
     settings = {
         "version": 1, "name": "sweep", "output_dir": "out", "leakage": "off", "runs": runs,
@@ -121,3 +122,5 @@ def test_the_same_number_has_one_format_and_one_interval_everywhere(texts):
     assert all(f"{more['mean']:.3f}" in told[place] for place in ("history", "context"))
     for place in ("conclusion", "run lines", "compare"):
         assert "], 30 tasks, 1 seed" in told[place], place
+    for place in ("run lines", "show", "compare", "page", "conclusion of few"):  # every prompt and answer is as long
+        assert "30 tokens" in told[place] and "30.000" not in told[place], place

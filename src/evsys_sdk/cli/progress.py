@@ -228,7 +228,7 @@ class ProgressCallback:
             marks += [result.training_mark] if getattr(result, "training_mark", "") else []
             rows = f" ({'; '.join(marks)})" if marks else ""
             line.is_success, line.metric, line.split = bool(own), score.metric, result.split
-            value = score_text(score.value)
+            value = score_text(score.value, unit=getattr(score, "unit", ""))
             line.score = f"{label} {score.metric} {value}{at}{rows}"
             line.value = f"{value}{at.replace(' at step ', ' @')}"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from evsys_sdk.cli.output import print_text, short_path
 from evsys_sdk.cli.progress import fitting_names
-from evsys_sdk.format import amount, score_text
+from evsys_sdk.format import amount, amount_unit, score_text
 from evsys_sdk.report.conclusion import score_lines
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ def arm_rows(result: ExperimentResult) -> list[ArmRow]:
     rows = []
     for arm, one in pairs:
         difference = arm.vs_baseline.difference if arm.vs_baseline else None
-        change = "" if difference is None else amount(difference, share=verdict.share, signed=True)
-        change += " points" if change and verdict.share else ""
+        change = "" if difference is None else amount(difference, share=verdict.share, unit=verdict.unit, signed=True)
+        change += amount_unit(share=verdict.share, unit=verdict.unit) if change else ""
         unscored = next((status for status in one.statuses if status != "completed"), "not scored")
         launched = len(one.statuses)
         rows.append(
             ArmRow(
                 mark=BEST if one.arm == result.conclusion.best_arm else "",
                 arm=one.arm,
-                score=score_text(arm.mean, arm.low, arm.high, marks=[one.training_mark])
+                score=score_text(arm.mean, arm.low, arm.high, unit=verdict.unit, marks=[one.training_mark])
                 if arm.mean is not None
                 else "no score",
                 change="baseline" if one.arm == verdict.baseline_arm else change,

@@ -272,6 +272,7 @@ class Cost:
     """US dollars that one try at a task costs."""
 
     share: ClassVar[bool] = False
+    unit: ClassVar[str] = "USD"
     lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
@@ -289,6 +290,7 @@ class Latency:
     """Seconds that one try at a task takes."""
 
     share: ClassVar[bool] = False
+    unit: ClassVar[str] = "s"
     lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
@@ -300,6 +302,7 @@ class Tokens:
     """Tokens that one try at a task reads and writes."""
 
     share: ClassVar[bool] = False
+    unit: ClassVar[str] = "tokens"
     lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:

@@ -296,7 +296,8 @@ def judge(measure: Measure, arms: Sequence[StoredArm], sides: Sequence[ComparedA
             modes = {side.entry.digest.mode for side in sides if key in side.entry.digest.measured}
             mode = better_direction(metric, "min" if modes == {"min"} else "max" if modes else None)
             share = is_share_of_tasks(metric)
-            verdict = judge_arms(scores, metric=metric, mode=mode, share=share, clusters=clusters)
+            unit = next((side.entry.digest.units[key] for side in sides if key in side.entry.digest.units), "")
+            verdict = judge_arms(scores, metric=metric, mode=mode, share=share, clusters=clusters, unit=unit)
     except Cancelled:
         raise
     except EvsysError as exc:

@@ -202,8 +202,9 @@ def _summarise_arm(arm: str, results: Sequence[RunResult], name: str | None, key
             evidence.append(benchmark_score_text(score, *_task_marks(one)))
         else:  # a mean of benchmarks, or a number that no benchmark measured
             last = {metric_key(one, score): score for one, score in measured if one.step != 0}.values()
+            unit = next((score.unit for score in last), "")
             n_errors, n_rollouts = sum(one.n_errors for one in last), sum(one.n_rollouts for one in last)
-            evidence.append(score_text(value, n_errors=n_errors, n_rollouts=n_rollouts, errors_first=False))
+            evidence.append(score_text(value, unit=unit, n_errors=n_errors, n_rollouts=n_rollouts, errors_first=False))
     why = None
     pruned = next((result.pruned for result in results if result.pruned is not None), None)
     statuses = [result.status for result in results]
@@ -319,7 +320,7 @@ def stage_matrix(evals: Sequence[EvalResult]) -> list[str]:
         column = "untrained" if result.step == 0 else result.stage
         for score in result.scores:
             row = cells.setdefault(f"{suite_label(result.split, result.name)} {score.metric}", {})
-            row[column or ""] = score_text(score.value, score.low, score.high)
+            row[column or ""] = score_text(score.value, score.low, score.high, unit=score.unit)
     columns = [name for name in ("untrained", *stages) if any(name in row for row in cells.values())]
     table = [["after stage", *columns], *([name, *(row.get(c, "-") for c in columns)] for name, row in cells.items())]
     widths = [max(len(row[index]) for row in table) for index in range(len(columns) + 1)]

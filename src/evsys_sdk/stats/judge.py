@@ -83,6 +83,7 @@ def judge_arms(
     clustered_by: str = "",
     per_run: bool = False,
     started_from: str = UNTRAINED,
+    unit: str = "",
 ) -> Verdict:
     """Compare every arm with the baseline arm (the first, unless named) and with the untrained model.
 
@@ -137,7 +138,7 @@ def judge_arms(
     if is_disjoint:
         best, why = None, "the arms share no task and cannot be compared"
     elif constant is not None and len(tables) > 1:
-        best, why = None, f"every arm {constant_text(constant, verdicts, per_run=per_run)}"
+        best, why = None, f"every arm {constant_text(constant, verdicts, per_run=per_run, unit=unit)}"
     else:
         best, why = _best(verdicts, ranked, baseline, pairs)
     winner = None if is_disjoint else winner_of(verdicts, tables, ranked, rules, best, pairs)
@@ -159,6 +160,7 @@ def judge_arms(
         others=[_compare([(tables[p[0]], against[p])], rules)[0] for p in dict.fromkeys(also) if p in against],
         pairs=[_without_plan(found, verdicts) for found in pairs],
         share=rules.unit,
+        unit=unit,
         constant=constant,
         looks=looks,
         n_clusters=n_clusters,
@@ -414,7 +416,7 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
     for arm in scored:
         found, seeds = arm.vs_baseline, seed_spread(rules.columns(tables[arm.arm]))
         if seeds and chance_of(seeds) < BY_CHANCE:
-            means = ", ".join(f"{seed}: {shown(mean)}" for seed, mean in arm.seed_means.items())
+            means = ", ".join(f"{seed}: {shown(mean, unit=verdict.unit)}" for seed, mean in arm.seed_means.items())
             notes.append(f"{arm.arm}: its seeds differ by more than noise explains ({means}); its mean rests on them")
         if arm.failed_seeds:  # `seeds 43, 44 without a score (killed) are left out`
             failed, reasons = ", ".join(map(str, arm.failed_seeds)), "; ".join(dict.fromkeys(arm.failed_seeds.values()))
@@ -437,11 +439,11 @@ def _names(arms: Sequence[str]) -> str:
     return ", ".join(arms[:MOST_NAMED]) + (f" and {len(arms) - MOST_NAMED} more" * (len(arms) > MOST_NAMED))
 
 
-def constant_text(value: float, arms: Sequence[ArmVerdict], *, per_run: bool) -> str:
+def constant_text(value: float, arms: Sequence[ArmVerdict], *, per_run: bool, unit: str = "") -> str:
     """`scored 0.500 on every task`, `has 0.001 in every run`; `has 0.001` where no arm has a second run."""
     if not per_run:
-        return f"scored {shown(value)} on every task"
-    return f"has {shown(value)}{' in every run' if any(arm.n_seeds > 1 for arm in arms) else ''}"
+        return f"scored {shown(value, unit=unit)} on every task"
+    return f"has {shown(value, unit=unit)}{' in every run' if any(arm.n_seeds > 1 for arm in arms) else ''}"
 
 
 def one_seed_note(scored: Sequence[ArmVerdict], *, per_run: bool) -> str:
