@@ -145,6 +145,16 @@ def count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
+MOST_NAMED = 3
+"""Arms that a sentence names; the record has all."""
+
+
+def name_list(names: Sequence[str]) -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
 def plan_text(tasks: int | None, seeds: int | None, both: Sequence[int] | None, templates: int | None = None) -> str:
     """`about 120 more tasks or 3 more seeds per arm`; `about 4 more tasks from 1 new template` where tasks come from
     templates; empty where no number helps."""

@@ -17,7 +17,7 @@ from statistics import fmean
 from evsys_sdk import files
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, MODEL_ROLLOUTS_FILE, START, UNTRAINED
 from evsys_sdk.errors import FOREIGN, Cancelled, shorten
-from evsys_sdk.format import amount, amount_unit, count, inline_markdown, markdown_text, score_text, shown
+from evsys_sdk.format import amount, amount_unit, count, inline_markdown, markdown_text, name_list, score_text, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunResult, Score
 from evsys_sdk.record.models import RunRecord
@@ -447,7 +447,7 @@ def _expected_score(verdict: Verdict, n_arms: int) -> str:
     # With an arm above it that is not proven better, the best arm is not the top.
     place = f"The {'lowest' if verdict.mode == 'min' else 'highest'} of {n_arms} scored arms"
     place = "The best arm" if winner.above else "The arm" if winner.ties else place
-    tied = f", tied with {', '.join(winner.ties)}" if winner.ties else ""
+    tied = f", tied with {name_list(winner.ties)}" if winner.ties else ""
     expected = score_text(winner.expected, winner.low, winner.high, unit=verdict.unit)
     top = f"{place}, {winner.arm}, scored {shown(winner.observed, unit=verdict.unit)}{tied}"
     return f" {top}; {expected} is expected on new tasks (corrected for selection)."

@@ -7,7 +7,17 @@ result, then a line per arm, then notes.
 from __future__ import annotations
 
 from evsys_sdk.constants import UNTRAINED
-from evsys_sdk.format import amount, amount_unit, count, errors_text, interval_text, plan_text, score_text, shown
+from evsys_sdk.format import (
+    amount,
+    amount_unit,
+    count,
+    errors_text,
+    interval_text,
+    name_list,
+    plan_text,
+    score_text,
+    shown,
+)
 from evsys_sdk.stats.judge import (
     NO_SCATTER,
     ONLY_TASKS,
@@ -114,7 +124,7 @@ def training_note(arm: ArmVerdict) -> str:
 def _winner_line(winner: Winner, verdict: Verdict, lost: str) -> str:
     n_scored = sum(arm.mean is not None for arm in verdict.arms) - len(winner.not_compared)
     highest = "highest" if verdict.mode == "max" else "lowest"
-    tied = f"tied with {', '.join(winner.ties)} for " if winner.ties else ""
+    tied = f"tied with {name_list(winner.ties)} for " if winner.ties else ""
     best = f", {tied}the {highest} of {n_scored} scored arms" if not winner.above else ""
     best += " that share tasks" if best and winner.not_compared else ""
     own = _arm(verdict, winner.arm)
@@ -122,13 +132,13 @@ def _winner_line(winner: Winner, verdict: Verdict, lost: str) -> str:
     if winner.expected is not None and not own.training_mark:  # of memorised tasks nothing follows for new ones
         expected = interval_text(winner.expected, winner.low, winner.high, unit=verdict.unit)
         text += f"; {expected} expected on new tasks (corrected for selection)"
-    if winner.rivals:
-        text += f"; no significant difference from {', '.join(winner.rivals)}"
+    if rivals := [arm for arm in winner.rivals if arm not in winner.ties]:  # of a tie this goes without saying
+        text += f"; no significant difference from {name_list(rivals)}"
     if winner.not_compared:
-        text += f"; not compared with {', '.join(winner.not_compared)}: no shared task"
+        text += f"; not compared with {name_list(winner.not_compared)}: no shared task"
     if winner.above:
         beyond = "higher" if verdict.mode == "max" else "lower"
-        text += f"; {', '.join(winner.above)} scored {beyond}, but not significantly better than the baseline"
+        text += f"; {name_list(winner.above)} scored {beyond}, but not significantly better than the baseline"
     return f"{text}."
 
 

@@ -16,7 +16,7 @@ from typing import get_args
 
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import FOREIGN, EvsysError, not_known
-from evsys_sdk.format import count, shown
+from evsys_sdk.format import count, name_list, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.stats.arm_scores import ArmScores, ArmTable, Values, fixed_table, shared_tasks, table_of
 from evsys_sdk.stats.comparison import arm_interval, arm_mean, chance_of, seed_spread
@@ -27,8 +27,6 @@ from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Mode, Verdict, Word
 
 ALPHA = 0.05
 """The conventional level of a test; intervals are 95 %."""
-MOST_NAMED = 3
-"""Arms that a note names; a choice of layout."""
 NO_SHARED_TASK = "the two share no task"
 ONLY_TASKS = "the interval covers the tasks, not training variance"
 NO_SCATTER = "training variance was not measured, so this number has no interval"
@@ -382,7 +380,7 @@ def _best(
         return baseline, None
     apart = [arm.arm for arm in verdicts if arm.vs_baseline and arm.vs_baseline.difference is None]
     shares = "shares" if len(apart) == 1 else "share"
-    return None, "no arm beats the baseline" + (f" ({_names(apart)} {shares} no task with it)" if apart else "")
+    return None, "no arm beats the baseline" + (f" ({name_list(apart)} {shares} no task with it)" if apart else "")
 
 
 def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clustered_by: str) -> list[str]:
@@ -409,10 +407,10 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
     if single and len(single) == len(scored):
         notes.append(one_seed_note(scored, per_run=rules.per_run))
     elif single and rules.per_run:
-        notes.append(f"{_names(single)}: one seed, which has no interval and is compared with nothing")
+        notes.append(f"{name_list(single)}: one seed, which has no interval and is compared with nothing")
     elif single:
         told = f"{ONLY_TASKS}, and comparisons with it stay undecided until it has more seeds"
-        notes.append(f"{_names(single)}: one seed; {told}")
+        notes.append(f"{name_list(single)}: one seed; {told}")
     for arm in scored:
         found, seeds = arm.vs_baseline, seed_spread(rules.columns(tables[arm.arm]))
         if seeds and chance_of(seeds) < BY_CHANCE:
@@ -433,10 +431,6 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
         if arm.dropped_tasks:
             notes.append(f"{arm.arm}: tasks without a value in every seed are left out, {arm.dropped_tasks} in number")
     return notes
-
-
-def _names(arms: Sequence[str]) -> str:
-    return ", ".join(arms[:MOST_NAMED]) + (f" and {len(arms) - MOST_NAMED} more" * (len(arms) > MOST_NAMED))
 
 
 def constant_text(value: float, arms: Sequence[ArmVerdict], *, per_run: bool, unit: str = "") -> str:
