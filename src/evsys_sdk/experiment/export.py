@@ -54,10 +54,10 @@ def export_run(
     else:
         point = f"step-{checkpoint}" if checkpoint.isdigit() else checkpoint
         kept = {f"step-{found.step}": found.sampler for manifest in manifests_in(path) for found in manifest.whole()}
-        name = CheckpointName.parse(f"{path}@{point}")
-        if name is None or (name.stage is None and name.step is not None and point not in kept):
+        wanted = CheckpointName.parse(f"{path}@{point}")
+        if wanted is None or (wanted.stage is None and wanted.step is not None and point not in kept):
             raise EvsysError(f"{path}: " + not_known(checkpoint, "checkpoint of this run", ["final", *kept, "latest"]))
-        target = find_target(ModelRef(text=weights_at(path, name, "sampler")))
+        target = find_target(ModelRef(text=weights_at(path, wanted, "sampler")))
     if target.backend != "local":
         raise EvsysError(
             f"{ref}: its weights live on the backend {target.backend!r}; only the backend local keeps weights that can "
