@@ -40,6 +40,18 @@ def texts_between(text: str, begin: re.Pattern[str], end: re.Pattern[str]) -> li
     return found
 
 
+def target_answer(target: object) -> object:
+    """A target with every text in it reduced to its answer, as a completion is: a demonstration such as
+    `so it is <answer>4</answer>` may serve as one."""
+    if isinstance(target, str):
+        return answer_in(target)
+    if isinstance(target, list):
+        return [target_answer(one) for one in target]
+    if isinstance(target, dict):
+        return {key: target_answer(value) for key, value in target.items()}
+    return target
+
+
 def wanted_answer(target: object) -> object:
     """The answer in a target such as `{tool_slug: GMAIL_SEND, toolkit: gmail}`; any other target is the answer."""
     if isinstance(target, dict):

@@ -105,6 +105,7 @@ def _judge(
                 clusters=clusters,
                 clustered_by=", ".join(clustered_by),
                 per_run=not any(map(parse_key, keys)),
+                unit=_unit(arms, keys),
                 started_from=START if any(one.start for one in start) else UNTRAINED,
             )
         except EvsysError as exc:
@@ -115,6 +116,12 @@ def _judge(
             note = f"before training: {errors} and count as failures"
             verdict = replace(verdict, notes=[*verdict.notes, note])
         return verdict, keys
+
+
+def _unit(arms: Arms, keys: Sequence[str]) -> str:
+    """What the scores that `keys` mean are counted in."""
+    evals = (one for results in arms.values() for run in results for one in run.evals)
+    return next((score.unit for one in evals for score in one.scores if metric_key(one, score) in keys), "")
 
 
 def _no_verdict(why: str, arms: Arms, metadata: Metadata, searched: bool) -> VerdictFindings:
@@ -255,7 +262,7 @@ def _trained(result: RunResult) -> list[EvalResult]:
     """The evaluations of the weights that the run ended with: those whose numbers are the run's own."""
     return [
         found
-        for found in result.evals
+        for found in result.final_evals
         if found.step != 0
         and (found.error or all(result.metrics.get(key) == value for key, value in eval_metrics(found).items()))
     ]

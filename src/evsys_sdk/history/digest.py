@@ -151,6 +151,8 @@ class Digest:
     """Benchmark -> where its tasks come from, where the config says so."""
     limits: dict[str, int] = field(default_factory=dict)
     """Benchmark -> how many of its tasks, where not all."""
+    units: dict[str, str] = field(default_factory=dict)
+    """Score -> what it is counted in, for those that have a unit: `val/tools/latency` in `s`."""
     share: bool | None = None
     """Whether its scores are shares, between 0 and 1, by the verdict; None where there is none."""
     constant: float | None = None
@@ -180,6 +182,11 @@ class Digest:
     def is_repeat(self) -> bool:
         """Whether all its completed runs are those of other experiments."""
         return any(arm.reused for arm in self.arms) and all(len(arm.reused) == len(arm.runs) for arm in self.arms)
+
+    @property
+    def unit(self) -> str:
+        """Of the success metric."""
+        return next((self.units[key] for key in self.measured if key in self.units), "")
 
     def arm(self, name: str) -> ArmDigest | None:
         return next((arm for arm in self.arms if arm.arm == name), None)
@@ -252,6 +259,13 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         sketches=record.looks.tasks,
         paths={name: str(entry["path"]) for name, entry in benchmarks.items() if entry.get("path")},
         limits={name: entry["limit"] for name, entry in benchmarks.items() if entry.get("limit")},
+        units={
+            score_key(one.split, one.name, score.metric): score.unit
+            for run in record.runs
+            for one in run.evals
+            for score in one.scores
+            if score.unit
+        },
         share=verdict.share,
         constant=verdict.constant if len(record.arms) > 1 else None,
         best_arm=record.best_arm,

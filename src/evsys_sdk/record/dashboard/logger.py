@@ -11,7 +11,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evsys_sdk.config.base import Params
@@ -43,7 +43,7 @@ class EvsysLogger:
         self._lock = threading.Lock()
         self._experiment: object = None
         self._experiment_id = ""
-        self._evals: dict[str, dict[tuple[str | None, str, str], EvalResult]] = {}
+        self._evals: dict[str, list[EvalResult]] = {}
         """Per run: the latest result per (stage, split, name)."""
         self._started: set[str] = set()
         self._ended: set[str] = set()
@@ -65,7 +65,7 @@ class EvsysLogger:
         self._client.log_step_metric(self._generation_id(ctx.run_id), step, metrics)
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
-        self._evals.setdefault(ctx.run_id, {})[result.stage, result.split, result.name] = result
+        self._evals.setdefault(ctx.run_id, []).append(replace(result, rollouts=[]))
         self._send_eval(ctx.run_id, result)
 
     def _send_eval(self, run_id: str, result: EvalResult) -> None:
@@ -100,7 +100,7 @@ class EvsysLogger:
                 name = result.run_name or None
                 self._start_run(result.run_id, name=name, run_config=self._run_config(name, result.seed))
                 for found in result.evals:
-                    self._evals.setdefault(result.run_id, {})[found.stage, found.split, found.name] = found
+                    self._evals.setdefault(result.run_id, []).append(found)
                     self._send_eval(result.run_id, found)
             if result.run_id not in self._ended:
                 self._end_run(result)
@@ -130,7 +130,7 @@ class EvsysLogger:
 
     def _end_run(self, result: RunResult) -> str:
         self._ended.add(result.run_id)
-        conclusion = conclude(result, list(self._evals.pop(result.run_id, {}).values()))
+        conclusion = conclude(result, self._evals.pop(result.run_id, []))
         self._client.update_generation(
             self._generation_id(result.run_id),
             status=result.status,
