@@ -82,6 +82,7 @@ class RowCache:
         self._lock = threading.Lock()
         self._sources: dict[str, RowSource | None] = {}
         self._locks: dict[str, threading.Lock] = {}
+        self._contents: dict[str, str] = {}
         self._free = CACHE_BYTES
 
     def get(self, config: DataConfig, source: RowSource) -> RowSource:
@@ -93,6 +94,18 @@ class RowCache:
             if key not in self._sources:
                 self._sources[key] = self._pack(source)
             return self._sources[key] or source
+
+    def content_of(self, config: DataConfig, rows: Sequence[Row]) -> str:
+        """The hash of the rows that `config` comes to, whatever their order, which each run shuffles anyway. Hashed
+        once for all seeds of an arm: of 100,000 rows it takes about half a second."""
+        key = to_json(config.model_dump())
+        with self._lock:
+            known = self._contents.get(key)
+        if known is None:
+            known = hashlib.sha256(b"".join(sorted(map(fingerprint, rows)))).hexdigest()
+            with self._lock:
+                self._contents[key] = known
+        return known
 
     def _pack(self, source: RowSource) -> RowSource | None:
         packed: list[bytes] = []

@@ -79,7 +79,7 @@ class RunAttempt:
             transforms=transforms,
             cache=self.plan.inputs.rows,
         )
-        self.record.add_data(place, loaded)
+        self.record.add_data(place, loaded, self.plan.inputs.rows.content_of(data, loaded.rows))
         return loaded
 
     def clean_up(self, what: str, act: Callable[[], None]) -> None:
