@@ -111,7 +111,7 @@ def never_grades(plan: Plan) -> str | None:
         pattern = plan.params.get("pattern") or (plan.expected if plan.name == "regex_match" else None)
         if isinstance(pattern, str) and matches_nothing(pattern, re.DOTALL):
             return (
-                f"verifier {plan.name!r}: the pattern {shorten(pattern, 60)!r} matches no text, so no answer can pass"
+                f"verifier {plan.name!r}: no text matches the pattern {shorten(pattern, 60)!r}, so no answer can pass"
             )
     try:
         adapted.judge("", plan.expected, plan.params)
