@@ -219,7 +219,7 @@ def _matches_no_character(parsed: Any, item: Any, flags: int) -> bool:
 
 
 def _compile_item(parsed: Any, item: Any, flags: int) -> re.Pattern[str]:
-    return _compiler.compile(_parser.SubPattern(parsed.state, [item]), flags)  # type: ignore[no-any-return]
+    return _compiler.compile(_parser.SubPattern(parsed.state, [item]), flags)
 
 
 @lru_cache(maxsize=1)
