@@ -10,6 +10,7 @@ Where there can be no sandbox the trial fails with the sentence that says so; no
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import stat
@@ -151,8 +152,8 @@ class SandboxEnvironment(BaseEnvironment):
             outside = next((source for source in found if not self._stays_inside(source)), None)
             if outside is not None:
                 raise SandboxBuildFailedError(
-                    f"COPY {pattern}: {outside} leads to {outside.resolve()}, outside of the task's environment/, and "
-                    "is not copied; put the file itself there"
+                    f"COPY {pattern}: {outside} leads to {os.path.realpath(outside)}, outside of the task's "
+                    "environment/, and is not copied; put the file itself there"
                 )
             for source in found:
                 if source.is_dir():
@@ -162,7 +163,7 @@ class SandboxEnvironment(BaseEnvironment):
 
     def _stays_inside(self, path: Path) -> bool:
         """Whether a file of environment/ lies there; a link may lead to any file of the machine, such as a key."""
-        is_inside = path.resolve().is_relative_to(self.environment_dir.resolve())
+        is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.environment_dir))
         if not is_inside:
             get_logger(__name__).warning("%s is a link that leaves the task's environment/ and is not copied", path)
         return is_inside

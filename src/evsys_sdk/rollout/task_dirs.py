@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -149,10 +150,11 @@ def read_task(path: str | Path, *, default_id: str | None = None) -> HarborTask:
 def link_problem(folder: Path) -> str | None:
     """Why the environment of the task in `folder` is not used: as a link it may lead to any folder of the machine,
     such as that of keys, whose files would be copied to where the model works."""
-    place = folder / "environment"
-    if place.resolve().is_relative_to(folder.resolve()):
+    # Not `resolve`, which raises where a link leads to itself.
+    place = os.path.realpath(folder / "environment")
+    if Path(place).is_relative_to(os.path.realpath(folder)):
         return None
-    return f"environment is a link that leads out of the task's directory, to {place.resolve()}; put the folder there"
+    return f"environment is a link that leads out of the task's directory, to {place}; put the folder there"
 
 
 def name_problem(folder: Path) -> str | None:

@@ -105,6 +105,9 @@ def test_an_environment_that_is_itself_a_link_out_of_the_task_is_refused(tmp_pat
         read_task(folder)
     assert "leads out of the task's directory" in (files_problem(folder, tested=False) or "")
     (folder / "environment").unlink()
+    (folder / "environment").symlink_to("environment")
+    assert read_task(folder).task_id, "a link to itself leads nowhere, and there is no environment"
+    (folder / "environment").unlink()
     (folder / "kept").mkdir()
     (folder / "kept" / "Dockerfile").write_text("FROM debian\n")
     (folder / "environment").symlink_to("kept")
