@@ -2,10 +2,11 @@
 
 In: text on its way out: to a record, a log, the terminal, the wire. Out: the text with `[redacted]` where a secret
 stood. A secret is known by value (environment variables whose names say so, variables that a config names, settings
-whose names say so, headers, passwords in URLs, given in the YAML or by an option) or by shape (`sk-...`, `Bearer ...`,
-`user:password@` in a URL). A value is found as it is, as JSON, URLs, HTML and Python write it, in base64 and hex, and
-broken over lines. By value is a substring search, cheap enough for every line; by shape is for texts of ours and error
-messages, not for what a model wrote or a dataset holds, which must come back from the record as it was.
+whose names say so, headers, passwords and keys in URLs, given in the YAML or by an option) or by shape (`sk-...`,
+`Bearer ...`, `user:password@` or `?sig=...` in a URL). A value is found as it is, as JSON, URLs, HTML and Python write
+it, in base64 and hex, and broken over lines. By value is a substring search, cheap enough for every line; by shape is
+for texts of ours and error messages, not for what a model wrote or a dataset holds, which must come back from the
+record as it was.
 """
 
 from __future__ import annotations
@@ -72,9 +73,20 @@ _VALUE = r"(?=[A-Za-z0-9._~+/=-]*\d)(?=[A-Za-z0-9._~+/=-]*[A-Za-z])[A-Za-z0-9._~
 _AFTER = re.compile(
     r"(?i)(" + _START + r"bearer\s+"
     r"|" + _START + r"(?:x-)?(?:api|auth|access)[-_]?(?:key|token)(?:\\*[\"']\s*:\s*\\*[\"']|\s*[:=]\s*(?:\\*[\"'])?)"
-    r"|" + _START + r"(?:password|passwd|client_secret|secret)=|[?&](?:key|token|sig|signature|auth|secret)=)" + _VALUE
+    r"|" + _START + r"(?:password|passwd|client_secret|secret)=)" + _VALUE
 )  # fmt: skip
 """A header or an assignment; the value has a letter and a digit, so that no word and no number is taken for one."""
+_QUERY = re.compile(r"((?:[?&#](?:amp;)?|\\u0026)([A-Za-z0-9_.~%-]{1,64})=)([^\s&#\"'\\<>]+)")
+"""One parameter in the query of a URL: up to its value, its name, its value."""
+_SECRET_PARAMETER = re.compile(
+    r"(?:^|_)(?:sig|signature|secret|password|passwd|pwd|passphrase|credentials?|token|jwt|bearer|authorization)$"
+    r"|(?:api|subscription|access|secret|private|account|functions?|auth|client|master|host)_?key$"
+    r"|(?:access|auth|id|refresh|session|security|bearer|sas)_?token$"
+)
+"""Names of parameters whose value is a secret whatever it looks like."""
+_MAYBE_SECRET_PARAMETER = re.compile(r"(?:^|_)(?:key|code|access|auth|pass|session|sas)(?:_|$)|key$|token|secret")
+"""Names of parameters whose value is a secret unless it is a word or a number: `?code=...`, `?key=...`."""
+_PLACEHOLDER = re.compile(r"\$\{?\w+\}?|\{\w*\}")
 _HEADER = re.compile(
     r"(?i)(authorization(?:\\*[\"'])?\s*[:=,]\s*(?:\\*[\"'])?(?:(?:basic|token|digest|apikey)\s+)?)"
     r"(?!bearer\b|\[)[A-Za-z0-9._~+/=-]{8,}"
@@ -144,6 +156,8 @@ def redact(text: str) -> str:
         text = _SHAPES.sub(REDACTED, text)
     if "PRIVATE KEY-----" in text:
         text = _PRIVATE_KEY.sub(REDACTED, text)
+    if "=" in text and ("?" in text or "&" in text or "#" in text or "\\u0026" in text):
+        text = _QUERY.sub(lambda one: one[1] + (REDACTED if _is_secret_parameter(one[2], one[3]) else one[3]), text)
     lowered = text.lower()
     if any(word in lowered for word in _ASSIGNMENT_MARKS):
         text = _AFTER.sub(rf"\g<1>{REDACTED}", text)
@@ -153,8 +167,7 @@ def redact(text: str) -> str:
 
 
 _ASSIGNMENT_MARKS = (
-    "bearer", "basic", "authorization", "api", "auth", "access", "passw", "secret=", "token=", "key=", "sig=",
-    "signature=",
+    "bearer", "basic", "authorization", "api", "auth", "access", "passw", "secret=",
 )  # fmt: skip
 
 
@@ -178,7 +191,7 @@ def redact_values(text: str) -> str:
 _OPEN_SHAPE = re.compile(
     r"(?:(?i:bearer|basic|authorization|(?:x-)?(?:api|auth|access)[-_]?(?:key|token)|password|passwd|secret)[\"'\\]*"
     r"\s*[:=,]?\s*[\"'\\]*(?:(?i:bearer|basic|token|digest|apikey)\s+)?\S*"
-    r"|[?&](?i:key|token|sig|signature|auth|secret)=\S*"
+    r"|[?&#][A-Za-z0-9_.~%;-]{1,64}=\S*"
     r"|(?:" + "|".join(map(re.escape, _SHAPE_MARKS)) + r")\S*|://\S*|-----BEGIN [^-]*PRIVATE KEY-----.*)\Z",
     re.DOTALL,
 )  # fmt: skip
@@ -383,8 +396,41 @@ def _in_settings(settings: object, environ: Mapping[str, str]) -> Iterator[str]:
         yield from _in_url(settings)
 
 
+def _is_secret_parameter(name: str, value: str) -> bool:
+    """Whether this value of a parameter in a URL's query is a secret, by the parameter's name."""
+    # One form for `accessToken`, `Access-Token` and `ACCESS_TOKEN`.
+    name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", unquote(name)).lower())
+    if _PLACEHOLDER.fullmatch(value):
+        return False
+    if _SECRET_PARAMETER.search(name):
+        return True
+    has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
+    is_plain = len(value) < 16 and (value.islower() or value.isupper()) and not has_digit
+    return (
+        bool(_MAYBE_SECRET_PARAMETER.search(name)) and not name.endswith("tokens") and not is_plain
+        and len(value) >= SHORTEST and (has_letter or len(value) >= SHORTEST_NUMBER)
+    )  # fmt: skip
+
+
+def _is_random(value: str) -> bool:
+    """Whether it looks drawn by chance: 16 letters and digits in a row, or 24 in upper and lower case; unlike
+    `2024-05-01-preview`, a UUID or the name of a model."""
+    pieces = re.findall(r"[A-Za-z0-9]{16,}", value)
+    if any(not piece.isdigit() and any(map(str.isdigit, piece)) for piece in pieces):
+        return True
+    is_mixed = value != value.lower() and value != value.upper() and any(map(str.isdigit, value))
+    return len(value) >= 24 and is_mixed
+
+
 def _in_url(text: str) -> Iterator[str]:
-    """`user:password` and the password of a URL, as written and decoded."""
+    """`user:password` and the password of a URL, and the keys in its query, as written and decoded."""
+    if "://" in text and "=" in text:
+        for _, name, value in _QUERY.findall(text):
+            for found in {value, unquote(value)}:
+                # A word (`?code=standard`) would be cut out of every text; in the URL itself its name tells.
+                is_word = found.isalpha() and (found.islower() or found.isupper()) and len(found) < 16
+                if (_is_secret_parameter(name, value) and not is_word) or _is_random(found):
+                    yield from (one for one in [found] if _is_fit(one, named=True))
     if "://" in text and "@" in text:
         for found in re.finditer(r"://([^\s/?#]+)@", text):
             for user in {found[1], unquote(found[1])}:

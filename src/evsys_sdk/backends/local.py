@@ -53,6 +53,9 @@ class LocalBackend:
     requires: ClassVar = {"torch": "local", "transformers": "local"}
 
     class Config(Params):
+        # Rounding differs between these, as it does between seeds.
+        not_scored = frozenset(["device", "threads", "max_batch_tokens"])
+
         device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
         """`cpu`, `cuda`, `cuda:1`; auto takes a GPU if there is one."""
         dtype: Literal["auto", "float32", "bfloat16"] = "auto"

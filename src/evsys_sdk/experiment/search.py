@@ -8,6 +8,7 @@ search.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
@@ -91,14 +92,17 @@ class HalvingRung:
 
 @dataclass(slots=True)
 class SearchState:
-    """The search so far, as events in the experiment's line of the journal. What is written once stands: the values
-    that later trials were drawn by, and the rungs that were decided, do not change any more."""
+    """The search so far, as events in the experiment's line of the journal. What is written once stands: the trials
+    that were drawn and the rungs that were decided. The value of a trial that failed and was tried again is written
+    once more, and the last one counts."""
 
     line: RunJournal
     trials: dict[int, SearchTrial] = field(default_factory=dict)
     values: dict[tuple[int, str], TrialValue] = field(default_factory=dict)
     """(trial, step or `end`) -> its value there."""
     rungs: dict[int, HalvingRung] = field(default_factory=dict)
+    written: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """(trial, step or `end`) -> values that the journal has of it."""
 
     @classmethod
     def of(cls, line: RunJournal) -> SearchState:
@@ -113,6 +117,7 @@ class SearchState:
             self.trials[data["number"]] = SearchTrial(number=data["number"], picks=data["picks"], params=data["params"])
         elif kind == VALUE:
             self.values[data["number"], data["at"]] = TrialValue(value=data["value"], status=data["status"])
+            self.written[data["number"], data["at"]] += 1
         elif kind == RUNG:
             rung = HalvingRung(step=data["step"], trials=tuple(data["trials"]), go_on=tuple(data["go_on"]))
             self.rungs[rung.step] = rung
@@ -124,7 +129,12 @@ class SearchState:
     def add_value(self, number: int, step: int | None, value: TrialValue) -> None:
         """Of a trial that has run up to `step`, or to its end."""
         at = END if step is None else str(step)
-        self._add(VALUE, f"{number}@{at}", {"number": number, "at": at, "value": value.value, "status": value.status})
+        if self.values.get((number, at)) == value:
+            return
+        # An event that is there already stays as it is, so another value needs another key.
+        again = self.written[number, at]
+        key = f"{number}@{at}" + (f"#{again + 1}" if again else "")
+        self._add(VALUE, key, {"number": number, "at": at, "value": value.value, "status": value.status})
 
     def add_rung(self, step: int, trials: Sequence[int], go_on: Sequence[int]) -> HalvingRung:
         self._add(RUNG, str(step), {"step": step, "trials": list(trials), "go_on": list(go_on)})

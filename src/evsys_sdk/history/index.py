@@ -77,14 +77,16 @@ def note_start(workspace: Path, record: Path, plan: Digest, *, now: float) -> No
     _write(workspace, statement, [(str(record.absolute()), now, _json(plan))])
 
 
-def note_results(workspace: Path, found: Mapping[Path, Digest]) -> None:
-    """What these records say; they are on disk."""
+def note_results(workspace: Path, found: Mapping[Path, Digest], stamps: Mapping[Path, str] | None = None) -> None:
+    """What these records say; they are on disk. `stamps`: of the files before they were read, so that one that changed
+    meanwhile is read again; by default those of now, for the process that has just written them."""
     statement = (
         "INSERT INTO experiments (record, stamp, digest) VALUES (?, ?, ?) "
         "ON CONFLICT (record) DO UPDATE SET stamp = excluded.stamp, digest = excluded.digest"
     )
-    stats = {record: stat_of(record) for record in found}
-    rows = [(str(path.absolute()), stamp_of(stat), _json(found[path])) for path, stat in stats.items() if stat]
+    if stamps is None:
+        stamps = {record: stamp_of(stat) for record in found if (stat := stat_of(record)) is not None}
+    rows = [(str(path.absolute()), stamp, _json(found[path])) for path, stamp in stamps.items()]
     _write(workspace, statement, rows)
 
 

@@ -153,6 +153,8 @@ class RecordedData(BaseModel):
     rows_read: int
     rows: int
     """After the transforms."""
+    content: str = ""
+    """Hash of the rows after the transforms, whatever their order; empty in records of older versions."""
 
 
 class RecordedBenchmark(BaseModel):
@@ -455,8 +457,8 @@ class RunRecorder:
     options: dict[str, int | None] = field(default_factory=dict)
     """How the run was cut short on purpose: `--steps`, `--dry`."""
 
-    def add_data(self, place: str, loaded: LoadedRows) -> None:
-        """Note which rows went in: where from, how many, and the hash of their source."""
+    def add_data(self, place: str, loaded: LoadedRows, content: str) -> None:
+        """Note which rows went in: where from, how many, the hash of their source, and that of the rows themselves."""
         self.data.append(
             RecordedData(
                 place=place,
@@ -464,6 +466,7 @@ class RunRecorder:
                 sha256=loaded.sha256,
                 rows_read=loaded.n_raw,
                 rows=len(loaded.rows),
+                content=content,
             )
         )
 

@@ -146,8 +146,8 @@ class SandboxEnvironment(BaseEnvironment):
             outside = next((source for source in found if not self._stays_inside(source)), None)
             if outside is not None:
                 raise SandboxBuildFailedError(
-                    f"COPY {pattern}: {outside} leads to {outside.resolve()}, outside of the task's environment/, and "
-                    "is not copied; put the file itself there"
+                    f"COPY {pattern}: {outside} leads to {os.path.realpath(outside)}, outside of the task's "
+                    "environment/, and is not copied; put the file itself there"
                 )
             for source in found:
                 if source.is_dir():
@@ -157,7 +157,7 @@ class SandboxEnvironment(BaseEnvironment):
 
     def _stays_inside(self, path: Path) -> bool:
         """Whether a file of environment/ lies there; a link may lead to any file of the machine, such as a key."""
-        is_inside = path.resolve().is_relative_to(self.environment_dir.resolve())
+        is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.environment_dir))
         if not is_inside:
             get_logger(__name__).warning("%s is a link that leaves the task's environment/ and is not copied", path)
         return is_inside
