@@ -380,14 +380,14 @@ class Sandbox:
     def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
         """Put a file into one of the folders (a relative path is below the first); its directories are made."""
         data = content.encode(errors="replace") if isinstance(content, str) else content
-        with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        with self._open_inside(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
             self._give(file.fileno())
             file.write(data)
             os.fchmod(file.fileno(), mode)
 
     def read(self, path: str, *, limit_bytes: int = 64 << 20) -> bytes:
         """A file out of one of the folders; FileNotFoundError when it is not there."""
-        with self._opened(path, os.O_RDONLY) as file:
+        with self._open_inside(path, os.O_RDONLY) as file:
             data = file.read(limit_bytes + 1)
         if len(data) > limit_bytes:
             raise SandboxError(f"{path} is larger than the {limit_bytes} bytes that may be read")
@@ -403,7 +403,7 @@ class Sandbox:
         return sorted(name for name in found.stdout.split("\0") if name)
 
     @contextmanager
-    def _opened(self, path: str, flags: int) -> Iterator[IO[bytes]]:
+    def _open_inside(self, path: str, flags: int) -> Iterator[IO[bytes]]:
         """The file, reached step by step without following links: the model may have laid them to host files."""
         place, parts = self._locate(path)
         with ExitStack() as opened:

@@ -326,7 +326,7 @@ def is_variable_name(value: str) -> bool:
 
 def add_secrets(values: Iterable[str | None]) -> None:
     """From now on these values do not leave the process."""
-    _known.add(found for value in values if value for found in _named(value))
+    _known.add(found for value in values if value for found in _secret_values(value))
 
 
 def learn_from_settings(settings: object, environ: Mapping[str, str] = os.environ) -> None:
@@ -374,9 +374,9 @@ def _in_settings(settings: object, environ: Mapping[str, str]) -> Iterator[str]:
             name = str(key).rpartition(".")[2]
             if isinstance(value, str) and name.lower().endswith("_env"):
                 if value in environ:
-                    yield from _named(environ[value])
+                    yield from _secret_values(environ[value])
                 elif not is_variable_name(value):
-                    yield from _named(value)
+                    yield from _secret_values(value)
             elif is_secret_name(name):
                 yield from _all_below(value)
             elif _HEADERS_SETTING.search(name) and isinstance(value, Mapping):
@@ -392,7 +392,7 @@ def _in_settings(settings: object, environ: Mapping[str, str]) -> Iterator[str]:
         # A variable that the config names in a key of any name; here its value must look like a secret.
         for variable in {settings, *_IN_SHELL.findall(settings)} & environ.keys():
             if _looks_secret(variable, environ[variable]):
-                yield from _named(environ[variable])
+                yield from _secret_values(environ[variable])
         yield from _in_url(settings)
 
 
@@ -434,8 +434,8 @@ def _in_url(text: str) -> Iterator[str]:
     if "://" in text and "@" in text:
         for found in re.finditer(r"://([^\s/?#]+)@", text):
             for user in {found[1], unquote(found[1])}:
-                yield from _named(user)
-                yield from _named(user.partition(":")[2])
+                yield from _secret_values(user)
+                yield from _secret_values(user.partition(":")[2])
 
 
 def _all_below(value: object) -> Iterator[str]:
@@ -447,16 +447,16 @@ def _all_below(value: object) -> Iterator[str]:
         for item in value:
             yield from _all_below(item)
     elif isinstance(value, str | int) and not isinstance(value, bool):
-        yield from _named(str(value))
+        yield from _secret_values(str(value))
 
 
-def _named(value: str) -> Iterator[str]:
+def _secret_values(value: str) -> Iterator[str]:
     """The values to look for, of one that is known to be a secret: itself, and what stands behind `Bearer` or in
     `Basic`'s base64."""
     yield from (text for text in (value, value.strip()) if _is_fit(text, named=True))
     scheme, _, rest = value.strip().partition(" ")
     if rest and scheme.isalpha():
-        yield from _named(rest)
+        yield from _secret_values(rest)
         said = _from_base64(rest) if scheme.lower() == "basic" else None
         if said and ":" in said:
             yield from (text for text in (said, said.partition(":")[2]) if _is_fit(text, named=True))

@@ -281,7 +281,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             gated.first_error,
         )
 
-    def skipped(self, metrics: dict[str, float]) -> dict[str, float]:
+    def skipped_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics of a step that has nothing to learn from; it is counted."""
         self.totals["steps_skipped"] += 1
         return {**metrics, "skipped": 1.0}

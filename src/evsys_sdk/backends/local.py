@@ -258,11 +258,11 @@ class LocalTrainingClient:
         )
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Awaitable[ForwardBackwardOutput]:
-        def guarded(data: Sequence[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        def guard_loss(data: Sequence[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
             with error_boundary(BackendError, "the custom loss"):
                 return loss_fn(list(data), logprobs)
 
-        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), guarded)))
+        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), guard_loss)))
 
     def optim_step(self, adam_params: AdamParams) -> Awaitable[OptimStepOutput]:
         return submit(self.worker, lambda: OptimStepOutput(metrics=self.adapter.optim_step(adam_params)))

@@ -107,7 +107,7 @@ def row_texts(row: Row) -> dict[str, bool]:
         if isinstance(messages, list):
             asides += [message["tools"] for message in messages if isinstance(message, dict) and "tools" in message]
         for aside in filter(None, asides):
-            for text in _nested(aside):
+            for text in _nested_texts(aside):
                 if len(text) >= MIN_ASIDE_CHARS:
                     plain.setdefault(text, True)  # many rows share their tools, as they share a system prompt
     if not any(map(may_be_coded, plain)):
@@ -135,10 +135,10 @@ def _texts_in(value: object) -> Iterator[tuple[str, bool]]:
         yield from ((text, False) for text in _beside_content(value))
     else:
         blocks = content_with_images(value) if isinstance(value, list) else ""
-        yield from ((text, False) for text in ([blocks] if blocks else _nested(value)))
+        yield from ((text, False) for text in ([blocks] if blocks else _nested_texts(value)))
 
 
-def _nested(value: object) -> Iterator[str]:
+def _nested_texts(value: object) -> Iterator[str]:
     """Every text in lists and mappings, however deep; of keys those that are long enough to say something."""
     waiting = [value]
     while waiting:
@@ -182,12 +182,12 @@ def _beside_content(messages: object) -> Iterator[str]:
             for block in blocks if isinstance(blocks, list) else ():
                 if isinstance(block, dict) and block_to_image_src(block) is None:
                     found += [value for key, value in block.items() if key not in ("type", "text")]
-    for text in _nested(found):
+    for text in _nested_texts(found):
         if len(text) >= MIN_ASIDE_CHARS:
             yield text
             # Arguments are JSON in a text, in which a line break is a backslash and an n.
             inside = parsed_json(text) if text.lstrip()[:1] in ("{", "[") else None
-            yield from (one for one in _nested(inside) if len(one) >= MIN_ASIDE_CHARS)
+            yield from (one for one in _nested_texts(inside) if len(one) >= MIN_ASIDE_CHARS)
 
 
 # Tasks and rows from one template: when is a row that shares all words with a task, and not the numbers, a copy?

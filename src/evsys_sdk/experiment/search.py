@@ -217,13 +217,13 @@ class Search:
         if number not in self.arms:
             if number not in self.state.trials:
                 sampler = TrialSampler(spec=self.spec, mode=self.objective.direction)
-                self.state.add_trial(sampler.ask([self._seen(other, number) for other in range(number)]))
+                self.state.add_trial(sampler.ask([self._as_seen_by(other, number) for other in range(number)]))
             trial = self.state.trials[number]
             run = trial_run(self.config, trial.picks, number)
             self.arms[number] = Arm(trial, run, self.plan(run, origin_of_trials(self.config)))
         return self.arms[number]
 
-    def _seen(self, number: int, asker: int) -> FinishedTrial:
+    def _as_seen_by(self, number: int, asker: int) -> FinishedTrial:
         """A trial as a later one may see it. Whether it is known to have ended goes by its number and not by the
         clock, so that arms that run at the same time draw the same whichever of them is the faster."""
         under_way = number > asker - self._at_once
@@ -244,11 +244,11 @@ class Search:
         def ready(number: int) -> bool:
             return not learns or all(other in ended for other in range(number - self._at_once + 1))
 
-        for arm in self._executed(iter(range(self.total)), ready, pause_at=None):
+        for arm in self._execute(iter(range(self.total)), ready, pause_at=None):
             ended.add(arm.trial.number)
             self._add_end(arm)
 
-    def _executed(self, numbers: Iterator[int], ready: Callable[[int], bool], *, pause_at: int | None) -> Iterator[Arm]:
+    def _execute(self, numbers: Iterator[int], ready: Callable[[int], bool], *, pause_at: int | None) -> Iterator[Arm]:
         """Arms as they end or pause. After one that was stopped no other starts."""
         # Trials are drawn on the caller's thread alone, so `SearchState` needs no lock; the pool only executes. One
         # that is not ready holds back all later ones: a trial is drawn from all that come before it.
@@ -289,12 +289,12 @@ class Search:
                 rung = self.state.add_rung(step, alive, self._best(alive, step))
                 self._say(rung)
             alive = [number for number in rung.go_on if not self._has_ended(number, step)]
-        for arm in self._executed(iter(alive), lambda number: True, pause_at=None):
+        for arm in self._execute(iter(alive), lambda number: True, pause_at=None):
             self._add_end(arm)
 
     def _climb(self, alive: list[int], step: int) -> bool:
         """Train these up to `step`; False when something stopped the search before all were there."""
-        for arm in self._executed(iter(alive), lambda number: True, pause_at=step):
+        for arm in self._execute(iter(alive), lambda number: True, pause_at=step):
             if not arm.was_stopped:
                 value = value_at(self.objective.name, step, arm.plans, arm.results)
                 self.state.add_value(arm.trial.number, step, arm.scored(value))

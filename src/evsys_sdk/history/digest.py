@@ -246,7 +246,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         common=common,
         setup=setup_of(config),
         untrained={key: score.value for key, score in untrained.items() if score.value is not None},
-        untrained_marks={key: mark for key, score in untrained.items() if (mark := _errored([score]))},
+        untrained_marks={key: mark for key, score in untrained.items() if (mark := _say_errors([score]))},
         start=next((one.start for run in record.runs for one in run.evals if one.start), ""),
         tags=record.tags or [str(tag) for tag in metadata.get("tags") or []],
         hypothesis=hypothesis_text(record.hypothesis or metadata.get("hypothesis")),
@@ -293,11 +293,11 @@ def result_id(record: Mapping[str, Any]) -> str:
 def to_plain(digest: Digest) -> dict[str, Any]:
     """As plain data, without what is empty: hundreds of these are read at a time."""
 
-    def filled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def drop_empty(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # 0 and False are values and stay; what is left out is each field's default.
         return {key: value for key, value in pairs if value is not None and value != [] and value != {} and value != ""}
 
-    return asdict(digest, dict_factory=filled)
+    return asdict(digest, dict_factory=drop_empty)
 
 
 def from_plain(data: Mapping[str, Any]) -> Digest:
@@ -383,7 +383,7 @@ def _arm(
             if _is_number(value):
                 values.setdefault(key, []).append(value)
     errored = {
-        key: _errored([score for run in runs if (score := run.last_score(key))])
+        key: _say_errors([score for run in runs if (score := run.last_score(key))])
         for key in dict.fromkeys(key for run in runs for key in (*run.metrics, *_score_keys(run)))
     }
     versus, needs = judged.vs_baseline, None
@@ -416,7 +416,7 @@ def _arm(
     )
 
 
-def _errored(scores: list[Score]) -> str:
+def _say_errors(scores: list[Score]) -> str:
     errors, rollouts = sum(score.n_errors for score in scores), sum(score.n_rollouts for score in scores)
     return f"{errors:,} of {rollouts:,} rollouts errored" if errors else ""
 

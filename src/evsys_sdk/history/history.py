@@ -235,18 +235,18 @@ def _only_prefix(ref: str, names: dict[str, ExperimentEntry]) -> str:
     if len(begin) == 1:
         return begin[0]
     if begin:
-        raise EvsysError(f"{ref!r} is the beginning of {len(begin)} experiments: {_listed(begin)}; say which")
+        raise EvsysError(f"{ref!r} is the beginning of {len(begin)} experiments: {_list_names(begin)}; say which")
     if not names:
         raise EvsysError(
             f"there is no experiment {ref!r}: none is known here. Run one, go to its project, or name the path of its "
             "record (<output_dir>/<name>.experiment_result.json)"
         )
     near = difflib.get_close_matches(ref, list(names), n=3, cutoff=0.4)
-    told = f"closest: {', '.join(near)}" if near else f"known: {_listed(list(names))}"
+    told = f"closest: {', '.join(near)}" if near else f"known: {_list_names(list(names))}"
     raise EvsysError(f"there is no experiment {ref!r}; {told}\nnext: evsys history")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(sorted(names)[:LISTED]) + more
 

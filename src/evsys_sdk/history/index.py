@@ -96,7 +96,7 @@ def read_index(workspace: Path) -> list[IndexLine]:
     if not path.is_file():
         return []
     try:
-        with _opened(path, write=False) as db:
+        with _open_index(path, write=False) as db:
             rows = db.execute("SELECT record, started, plan, stamp, digest FROM experiments").fetchall()
     except sqlite3.Error as exc:
         say = "%s cannot be read (%s); experiments are then found with --dir; delete it to begin a new one"
@@ -111,7 +111,7 @@ def read_index(workspace: Path) -> list[IndexLine]:
 def _write(workspace: Path, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
     try:
         make_folder(workspace)
-        with _opened(workspace / INDEX_FILE, write=True) as db, db:
+        with _open_index(workspace / INDEX_FILE, write=True) as db, db:
             db.execute(SCHEMA)
             db.executemany(statement, rows)
     except (OSError, sqlite3.Error) as exc:
@@ -119,7 +119,7 @@ def _write(workspace: Path, statement: str, rows: Iterable[tuple[Any, ...]]) -> 
 
 
 @contextmanager
-def _opened(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
+def _open_index(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
     # A reader makes no file beside it, so that a workspace on a read-only disk can be read.
     where = f"file:{quote(str(path.absolute()))}?mode={'rwc' if write else 'ro'}"
     with closing(sqlite3.connect(where, uri=True, timeout=WAIT_SECONDS)) as db:
@@ -227,7 +227,7 @@ def read_notes(record: Path, *, about: str) -> Notes:
         lines = notes_path(record).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as exc:
         return Notes(problem=f"{notes_path(record)} cannot be read: {exc.strerror}")
-    parsed = [_parsed(line) for line in lines if line.strip()]
+    parsed = [_parse_note(line) for line in lines if line.strip()]
     found = [note for note in parsed if note is not None]
     broken = len(parsed) - len(found)
     current = [note for note in found if note.about == about]
@@ -235,7 +235,7 @@ def read_notes(record: Path, *, about: str) -> Notes:
     return Notes(current=current, earlier=len(found) - len(current), problem=problem)
 
 
-def _parsed(line: str) -> Note | None:
+def _parse_note(line: str) -> Note | None:
     try:
         found = Note(**json.loads(line))
     except (ValueError, TypeError):

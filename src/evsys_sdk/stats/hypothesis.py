@@ -95,9 +95,9 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
         outcome=outcome,
         vs=vs,
         direction=prediction.direction or "",
-        difference=_negated(difference) if turned else difference,
-        low=_negated(high) if turned else low,
-        high=_negated(low) if turned else high,
+        difference=_negate(difference) if turned else difference,
+        low=_negate(high) if turned else low,
+        high=_negate(low) if turned else high,
         n_tasks=found.n_tasks if found else 0,
         brier=_brier(hypothesis.confidence, outcome),
     )
@@ -164,7 +164,7 @@ def _outcome(prediction: Prediction, found: Comparison, verdict: Verdict) -> tup
     return "inconclusive", f"{told}, which leaves open whether it is {goal}"
 
 
-def _negated(value: float | None) -> float | None:
+def _negate(value: float | None) -> float | None:
     return None if value is None else -value
 
 

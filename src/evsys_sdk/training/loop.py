@@ -44,7 +44,7 @@ def learning_metrics(
 ) -> dict[str, float]:
     """Loss, rate and what the backend measured."""
     # Calls may differ in size: the last one of a batch takes what is left.
-    metrics = merged([output.metrics for output in outputs], [len(output.logprobs) for output in outputs])
+    metrics = merge_metrics([output.metrics for output in outputs], [len(output.logprobs) for output in outputs])
     metrics |= optim.metrics
     metrics["lr"] = adam.learning_rate
     if outputs:
@@ -52,7 +52,7 @@ def learning_metrics(
     return metrics
 
 
-def merged(parts: list[dict[str, float]], sizes: list[int]) -> dict[str, float]:
+def merge_metrics(parts: list[dict[str, float]], sizes: list[int]) -> dict[str, float]:
     """Metrics of several calls as one: names that end in `:sum` add up, the others are averaged over the calls' data,
     of which `sizes` has the numbers."""
     together: dict[str, list[tuple[float, int]]] = {}
@@ -248,7 +248,7 @@ class TrainingLoop:
         self._choose()
         return result
 
-    def _recorded(self) -> list[Checkpoint]:
+    def _recorded_checkpoints(self) -> list[Checkpoint]:
         """The whole checkpoints, the newest first, whose earlier steps the record has. A checkpoint brings its own step
         with it; the steps before it are only in the record, which a crash of the machine can have cut short."""
         whole = self.manifest.whole()
@@ -329,7 +329,7 @@ class TrainingLoop:
 
     async def _load_last(self) -> Checkpoint | None:
         """The newest checkpoint that the backend can load, loaded."""
-        for found in self._recorded():
+        for found in self._recorded_checkpoints():
             try:
                 await self.client.load_state(found.state, optimizer=True)
                 return found
