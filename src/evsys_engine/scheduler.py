@@ -446,7 +446,9 @@ class BatchSampler:
     def _decoder(self) -> Any:
         if is_supported(self._model):
             return self._snapshots.get(self._key, lambda: LlamaDecoder(self._model, self._open_weights()))
-        return ModelDecoder(self._model, self._snapshots.get(self._key, lambda: self._open_weights().changed_parameters()))
+        return ModelDecoder(
+            self._model, self._snapshots.get(self._key, lambda: self._open_weights().changed_parameters())
+        )
 
     def _open_weights(self) -> MergedWeights:
         """Called while the snapshots are locked: after a `close`, nothing is built that would never be dropped."""
