@@ -27,7 +27,7 @@ from django.http.request import split_domain_port, validate_host
 
 from evsys_dashboard import ingest
 from evsys_dashboard.auth import Refusal, check_key, note_use
-from evsys_dashboard.models import Generation, Prediction
+from evsys_dashboard.models import GenerationRow, PredictionRow
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.dashboard.wire import API_PREFIX, PROJECT_HEADER
@@ -67,7 +67,7 @@ class CheckedBatch:
 
     request: HotRequest
     steps: ingest.StepBatch | None
-    predictions: list[Prediction]
+    predictions: list[PredictionRow]
 
 
 class Writer:
@@ -133,7 +133,7 @@ class Writer:
         try:
             key = check_key(request.authorization, request.project_id, "write")
             note_use(key)
-            if not Generation.objects.filter(pk=request.run, project_id=key.project_id).exists():
+            if not GenerationRow.objects.filter(pk=request.run, project_id=key.project_id).exists():
                 raise Refusal(404, f"there is no run {request.run!r} in this project")
             body = ingest.parse_body(request.data, request.encoding)
             if request.kind == "step":

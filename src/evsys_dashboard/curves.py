@@ -12,7 +12,7 @@ from typing import Any
 
 from evsys_dashboard import points
 from evsys_dashboard.ingest import UNSTORABLE
-from evsys_dashboard.models import Eval, Generation, MetricKey
+from evsys_dashboard.models import EvalRow, GenerationRow, MetricKey
 from evsys_dashboard.score_charts import ScorePoint
 from evsys_sdk.score_names import score_key
 
@@ -59,7 +59,7 @@ def metric_names(runs: Collection[str]) -> list[str]:
 def scores_of_runs(runs: Collection[str]) -> dict[str, RunScores]:
     """Run -> its scores over steps. The score of the final weights, which has no step, stands at the last step."""
     found: dict[str, RunScores] = {}
-    rows = Eval.objects.filter(generation_id__in=runs).values_list(
+    rows = EvalRow.objects.filter(generation_id__in=runs).values_list(
         "generation_id", "split", "name", "step", "scores", "metrics", "generation__last_step"
     )
     for run, split, name, step, scores, metrics, last_step in rows:
@@ -86,7 +86,7 @@ def scores_of_runs(runs: Collection[str]) -> dict[str, RunScores]:
     return found
 
 
-def series_of(runs: Sequence[Generation], metrics: Iterable[str], steps: StepRange) -> list[dict[str, Any]]:
+def series_of(runs: Sequence[GenerationRow], metrics: Iterable[str], steps: StepRange) -> list[dict[str, Any]]:
     """A series per run and metric, in columns; `low` and `high` where the values have intervals."""
     wanted = list(dict.fromkeys(metrics))
     ids = [run.pk for run in runs]

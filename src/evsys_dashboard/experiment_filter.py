@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from django.db.models import F, Q, QuerySet
 from django.http import QueryDict
 
-from evsys_dashboard.models import Experiment, Project
+from evsys_dashboard.models import ExperimentRow, Project
 from evsys_sdk.errors import not_known
 
 PAGE = 100
@@ -282,19 +282,19 @@ class ListPage:
     query: ListQuery
     total: int
     """Experiments that the filter lets through."""
-    rows: list[tuple[RowGroup | None, Experiment]]
+    rows: list[tuple[RowGroup | None, ExperimentRow]]
     """Each with its heading, where it is the first below one."""
     next_start: int | None = None
     problems: tuple[str, ...] = ()
     n_groups: int = 0
 
 
-def find_experiments(project: Project, query: ListQuery) -> tuple[QuerySet[Experiment], tuple[str, ...]]:
+def find_experiments(project: Project, query: ListQuery) -> tuple[QuerySet[ExperimentRow], tuple[str, ...]]:
     """All experiments of the list in its order, and what of the filter was not understood."""
     found = read_filter(query.text)
     key = query.sort.lstrip("-")
     column, is_down = BY_KEY[key].sort, query.sort.startswith("-")
-    rows = Experiment.objects.filter(found.condition, project=project)
+    rows = ExperimentRow.objects.filter(found.condition, project=project)
     if column == "created":  # never null: in these words the index gives the order
         rows = rows.order_by("-created" if is_down else "created", "id")
     else:
@@ -321,7 +321,7 @@ def list_page(project: Project, query: ListQuery) -> ListPage:
     )
 
 
-def _grouped_page(found: QuerySet[Experiment], query: ListQuery, problems: Sequence[str]) -> ListPage:
+def _grouped_page(found: QuerySet[ExperimentRow], query: ListQuery, problems: Sequence[str]) -> ListPage:
     """An experiment with two tags stands below both. Groups come in the order of their first row."""
     column = {"tag": "tags", "model": "model", "parent": "parent_experiment_id", "day": "created"}[query.group]
     groups: dict[str, list[str]] = {}
@@ -333,7 +333,7 @@ def _grouped_page(found: QuerySet[Experiment], query: ListQuery, problems: Seque
     pairs = [(label, pk) for label, ids in groups.items() for pk in ids]
     chosen = pairs[query.start : query.start + PAGE]
     by_id = {row.id: row for row in found.filter(pk__in={pk for _, pk in chosen})}
-    rows: list[tuple[RowGroup | None, Experiment]] = []
+    rows: list[tuple[RowGroup | None, ExperimentRow]] = []
     before = pairs[query.start - 1][0] if query.start and query.start <= len(pairs) else None
     for label, pk in chosen:
         heading = RowGroup(label=label, count=len(groups[label])) if label != before else None

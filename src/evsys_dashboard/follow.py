@@ -24,7 +24,7 @@ from django.db import DatabaseError, close_old_connections, connection
 from django.db.models import Q
 
 from evsys_dashboard import ingest
-from evsys_dashboard.models import Eval, Experiment, Generation, Project
+from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, Project
 from evsys_dashboard.points import MAX_STEP
 from evsys_dashboard.summary import summarize
 from evsys_sdk.constants import JOURNAL_FILE
@@ -137,7 +137,9 @@ class Follower:
         if not self._searched or now - self._searched > SEARCH_SECONDS:
             self._lines, self._searched = self.place.lines(), now
             self._forget_missing()
-        known = dict(Experiment.objects.filter(project=self.project).exclude(source="").values_list("source", "stamp"))
+        known = dict(
+            ExperimentRow.objects.filter(project=self.project).exclude(source="").values_list("source", "stamp")
+        )
         changed = []
         for record, line in self._lines.items():
             stamp = stamp_of(line)
@@ -157,23 +159,23 @@ class Follower:
     def update_all(self) -> None:
         """Bring everything up to date, points and rollouts too, and then return."""
         self.update()
-        runs = Generation.objects.filter(project=self.project).exclude(source="")
+        runs = GenerationRow.objects.filter(project=self.project).exclude(source="")
         for generation in runs.filter(Q(loaded={}) | Q(experiment__status="running")):
             load_run(generation)
 
     def _forget_missing(self) -> None:
         """Delete the rows of experiments whose files are gone, as `evsys history` skips them."""
-        followed = Experiment.objects.filter(project=self.project).exclude(source="")
+        followed = ExperimentRow.objects.filter(project=self.project).exclude(source="")
         for pk, source in followed.values_list("pk", "source"):
             record = Path(source)
             if record not in self._lines or not stamp_of(self._lines[record]):
                 with ingest.writing():
-                    Experiment.objects.filter(pk=pk).delete()
+                    ExperimentRow.objects.filter(pk=pk).delete()
 
     def _load_next(self) -> bool:
         """Points and rollouts in the background: of running experiments always, of the others once. False where time
         ran out: running experiments are looked at again before the rest is loaded."""
-        runs = Generation.objects.filter(project=self.project).exclude(source="")
+        runs = GenerationRow.objects.filter(project=self.project).exclude(source="")
         live = list(runs.filter(experiment__status="running"))
         rest = list(runs.filter(loaded={}).exclude(experiment__status="running").order_by("-created")[:MOST_AT_ONCE])
         until = time.monotonic() + POLL_SECONDS
@@ -187,7 +189,7 @@ class Follower:
             except Exception as exc:
                 get_logger(__name__).debug("%s", generation.source, exc_info=exc)
                 loaded = {"problem": f"{type(exc).__name__}: {exc}"}
-                Generation.objects.filter(pk=generation.pk).update(loaded=loaded)
+                GenerationRow.objects.filter(pk=generation.pk).update(loaded=loaded)
             self._stop.wait(BREATH_SECONDS)
         return len(rest) < MOST_AT_ONCE
 
@@ -238,7 +240,7 @@ def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
     record = None if entry.problem else ExperimentRecord.find(entry.record)
     journal = JournalFacts.read(entry.journal)
     experiment_id = journal.experiment_id or derived_id("experiment", str(entry.record))
-    others = Experiment.objects.filter(pk=experiment_id).exclude(source="").exclude(source=str(entry.record))
+    others = ExperimentRow.objects.filter(pk=experiment_id).exclude(source="").exclude(source=str(entry.record))
     if others.exclude(project=project).exists() or any(Path(one.source).exists() for one in others):
         # A copy of a folder is another experiment, and so is the same folder in another project.
         experiment_id = derived_id("experiment", project.pk, str(entry.record))
@@ -246,7 +248,7 @@ def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
     now = time.time()
     with ingest.writing():
         # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
-        Experiment.objects.filter(project=project, source=str(entry.record)).exclude(pk=experiment_id).delete()
+        ExperimentRow.objects.filter(project=project, source=str(entry.record)).exclude(pk=experiment_id).delete()
         row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True)
         for run in _runs_of(entry, record, journal):
             _save_run(project, row, run, now)
@@ -259,12 +261,12 @@ def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
 
 def note_unreadable(project: Project, record: Path, stamp: str, problem: str) -> None:
     """A row for an experiment that cannot be read, with the reason."""
-    own = Experiment.objects.filter(project=project, source=str(record)).values_list("pk", flat=True).first()
+    own = ExperimentRow.objects.filter(project=project, source=str(record)).values_list("pk", flat=True).first()
     body = {"name": stem_of(record), "status": "unreadable", "problem": ingest.storable(problem), "ts": time.time()}
     with ingest.writing():
         identifier = own or derived_id("experiment", project.pk, str(record))
         row = ingest.save_experiment(project, identifier, body, create=True)
-        Experiment.objects.filter(pk=row.pk).update(source=str(record), stamp=stamp)
+        ExperimentRow.objects.filter(pk=row.pk).update(source=str(record), stamp=stamp)
 
 
 def _experiment_fields(
@@ -383,7 +385,7 @@ def _runs_of(entry: ExperimentEntry, record: ExperimentRecord | None, journal: J
         )
 
 
-def _save_run(project: Project, experiment: Experiment, run: FoundRun, now: float) -> None:
+def _save_run(project: Project, experiment: ExperimentRow, run: FoundRun, now: float) -> None:
     seed = int(match[1]) if (match := SEED.search(run.name)) else run.settings.get("seed")
     body: dict[str, Any] = {
         "experiment_id": experiment.pk,
@@ -402,20 +404,20 @@ def _save_run(project: Project, experiment: Experiment, run: FoundRun, now: floa
     generation_id = derived_id("generation", experiment.pk, run.run_id)
     row = ingest.save_generation(project, generation_id, {**plain, "ts": now}, create=True)
     if row.source != str(run.run_dir):
-        Generation.objects.filter(pk=row.pk).update(source=str(run.run_dir))
+        GenerationRow.objects.filter(pk=row.pk).update(source=str(run.run_dir))
 
 
 # Points, evaluations and rollouts of a run.
 
 
-def ensure_loaded(generation: Generation) -> None:
+def ensure_loaded(generation: GenerationRow) -> None:
     """Read what is on disk of a run that a page is about to show; a run that came over HTTP is all there."""
     if generation.source:
         load_run(generation)
         generation.refresh_from_db()
 
 
-def ensure_experiment_loaded(experiment: Experiment) -> None:
+def ensure_experiment_loaded(experiment: ExperimentRow) -> None:
     """Read the points and evaluations of all runs of an experiment, and its figures."""
     if not experiment.source:
         return
@@ -425,14 +427,14 @@ def ensure_experiment_loaded(experiment: Experiment) -> None:
     experiment.refresh_from_db()
 
 
-def load_run(generation: Generation) -> None:
+def load_run(generation: GenerationRow) -> None:
     """Read what is new of a run: its record, points, evaluations with their rollouts, log. In one commit: the disk's
     fsync takes longer than all the rest of it."""
     with ingest.writing():
         _load_run(generation)
 
 
-def _load_run(generation: Generation) -> None:
+def _load_run(generation: GenerationRow) -> None:
     run_dir = Path(generation.source)
     before = dict(generation.loaded)
     loaded = dict(before)
@@ -452,18 +454,18 @@ def _load_run(generation: Generation) -> None:
     if log and loaded.get("log") != log:
         lines, _ = last_lines(log_of(record), LOG_LINES)
         tail = ingest.storable("\n".join(lines)[-LOG_BYTES:])
-        Generation.objects.filter(pk=generation.pk).update(log_tail=tail)
+        GenerationRow.objects.filter(pk=generation.pk).update(log_tail=tail)
         loaded["log"] = log
     if loaded != before:
         generation.loaded = loaded
-        Generation.objects.filter(pk=generation.pk).update(loaded=loaded)
+        GenerationRow.objects.filter(pk=generation.pk).update(loaded=loaded)
         if not experiment.spark:
             summarize(experiment)
-            Experiment.objects.filter(pk=experiment.pk).update(spark=experiment.spark)
+            ExperimentRow.objects.filter(pk=experiment.pk).update(spark=experiment.spark)
         load_figures(experiment)
 
 
-def _load_record(generation: Generation, run_dir: Path) -> None:
+def _load_record(generation: GenerationRow, run_dir: Path) -> None:
     record, plain = RunRecord.find(run_dir), read_object(RunRecord.path_in(run_dir))
     if record is None or plain is None:
         return
@@ -475,7 +477,7 @@ def _load_record(generation: Generation, run_dir: Path) -> None:
     with ingest.writing():
         ingest.save_generation(generation.project, generation.pk, {**body, "ts": time.time()}, create=False)
         times = {"created": _epoch(record.started), "ended": _epoch(record.ts)}
-        Generation.objects.filter(pk=generation.pk).update(**{key: value for key, value in times.items() if value})
+        GenerationRow.objects.filter(pk=generation.pk).update(**{key: value for key, value in times.items() if value})
 
 
 def _epoch(text: str) -> float | None:
@@ -485,7 +487,7 @@ def _epoch(text: str) -> float | None:
         return None
 
 
-def _load_points(generation: Generation, run_dir: Path, place: Sequence[Any]) -> list[Any]:
+def _load_points(generation: GenerationRow, run_dir: Path, place: Sequence[Any]) -> list[Any]:
     """Read the lines of metrics.jsonl behind `place` ([file, offset]); returns the place behind them."""
     logs = run_dir / "logs"
     path = next((one for one in (logs / "metrics.jsonl", logs / "jsonl" / "metrics.jsonl") if one.is_file()), None)
@@ -508,7 +510,7 @@ def _load_points(generation: Generation, run_dir: Path, place: Sequence[Any]) ->
             _save_lines(generation, lines)
 
 
-def _save_lines(generation: Generation, lines: Sequence[bytes]) -> None:
+def _save_lines(generation: GenerationRow, lines: Sequence[bytes]) -> None:
     steps = []
     for line in lines:
         try:
@@ -536,9 +538,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _load_evals(generation: Generation, journal: Path, run_dir: Path) -> None:
+def _load_evals(generation: GenerationRow, journal: Path, run_dir: Path) -> None:
     """Evaluations and rollouts that are not in the tables yet, from the journal or else from the run's logs."""
-    known = set(Eval.objects.filter(generation=generation, n_rollouts__gt=0).values_list("pk", flat=True))
+    known = set(EvalRow.objects.filter(generation=generation, n_rollouts__gt=0).values_list("pk", flat=True))
     run_id = f"{generation.experiment.name}/{generation.name}"
     try:
         if journal.is_file():
@@ -566,7 +568,7 @@ def read_bare_eval(data: Mapping[str, Any]) -> EvalResult:
     return EvalResult(name=data["name"], split=data["split"], scores=[], step=data["step"], stage=data.get("stage"))
 
 
-def _with_scores(generation: Generation, result: EvalResult) -> EvalResult:
+def _with_scores(generation: GenerationRow, result: EvalResult) -> EvalResult:
     """The evaluation as the run's record has it, with the rollouts of `result`."""
     evals = RunRecord.model_validate(generation.record).evals if generation.record else []
     own = (result.split, result.name, result.step, result.stage)
@@ -574,7 +576,7 @@ def _with_scores(generation: Generation, result: EvalResult) -> EvalResult:
     return replace(found, rollouts=result.rollouts) if found else result
 
 
-def _save_eval(generation: Generation, result: EvalResult, questions: Mapping[str, Mapping[str, object]]) -> None:
+def _save_eval(generation: GenerationRow, result: EvalResult, questions: Mapping[str, Mapping[str, object]]) -> None:
     identifier, now, project = eval_id(generation.pk, result), time.time(), generation.project
     fields = {key: value for key, value in eval_fields(result).items() if value is not None}
     items = [
@@ -588,7 +590,7 @@ def _save_eval(generation: Generation, result: EvalResult, questions: Mapping[st
         ingest.save_eval(project, generation, {**plain, "id": identifier, "ts": now})
 
 
-def load_figures(experiment: Experiment) -> None:
+def load_figures(experiment: ExperimentRow) -> None:
     """The SVG figures that lie beside the record."""
     if not experiment.source or experiment.figures:
         return

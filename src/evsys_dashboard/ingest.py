@@ -21,7 +21,7 @@ from typing import Any
 from django.db import models, transaction
 
 from evsys_dashboard.auth import Refusal
-from evsys_dashboard.models import Eval, Experiment, Generation, Prediction, Project, Suite
+from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
 from evsys_dashboard.points import MAX_NAME, MAX_STEP, CurveId, StepValues, write_points
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_dashboard.summary import record_of, summarize
@@ -59,7 +59,9 @@ def next_stamp() -> float:
     global _last_stamp
     with _lock:
         if not _last_stamp:
-            newest = [kind.objects.aggregate(last=models.Max("updated"))["last"] for kind in (Experiment, Generation)]
+            newest = [
+                kind.objects.aggregate(last=models.Max("updated"))["last"] for kind in (ExperimentRow, GenerationRow)
+            ]
             _last_stamp = max((one for one in newest if one), default=0.0)
         _last_stamp = max(time.time(), math.nextafter(_last_stamp, math.inf))
         return _last_stamp
@@ -270,15 +272,15 @@ def apply_fields(row: Any, fields: ReadFields, *, extra_column: str) -> set[str]
 # Experiments and runs.
 
 
-def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any], *, create: bool) -> Experiment:
+def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any], *, create: bool) -> ExperimentRow:
     """Create an experiment or set fields of one."""
     fields = read_fields(body, EXPERIMENT)
-    row = _find(Experiment, project, experiment_id)
+    row = _find(ExperimentRow, project, experiment_id)
     is_new = row is None
     if row is None:
         if not create:
             raise Refusal(404, f"there is no experiment {experiment_id!r} in this project")
-        row = Experiment(id=experiment_id, project=project, name=experiment_id, created=fields.ts)
+        row = ExperimentRow(id=experiment_id, project=project, name=experiment_id, created=fields.ts)
     changed = apply_fields(row, fields, extra_column="metadata")
     changed |= _note_times(row, fields, is_start=create)
     if changed & {"record", "config", "status"}:
@@ -288,17 +290,17 @@ def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any
     return _store(row, changed, is_new)
 
 
-def save_generation(project: Project, generation_id: str, body: Mapping[str, Any], *, create: bool) -> Generation:
+def save_generation(project: Project, generation_id: str, body: Mapping[str, Any], *, create: bool) -> GenerationRow:
     """Create a run or set fields of one."""
     checkpoint = body.get("last_checkpoint")
     fields = read_fields({key: value for key, value in body.items() if key != "last_checkpoint"}, GENERATION)
-    row = _find(Generation, project, generation_id)
+    row = _find(GenerationRow, project, generation_id)
     is_new = row is None
     if row is None:
         if not create:
             raise Refusal(404, f"there is no run {generation_id!r} in this project")
         experiment = _experiment_for(project, read_field(_id, body, "experiment_id"), fields.ts)
-        row = Generation(
+        row = GenerationRow(
             id=generation_id, project=project, experiment=experiment, name=generation_id, created=fields.ts
         )
     changed = apply_fields(row, fields, extra_column="extra")
@@ -322,12 +324,12 @@ def _find[T: models.Model](kind: type[T], project: Project, identifier: str) -> 
     return row
 
 
-def _experiment_for(project: Project, experiment_id: str, ts: float) -> Experiment:
+def _experiment_for(project: Project, experiment_id: str, ts: float) -> ExperimentRow:
     """The experiment of a run. A client sends its own lines before those that an earlier process left, so a run may
     arrive before its experiment: the row is then made, and filled when that arrives."""
-    found = _find(Experiment, project, experiment_id)
+    found = _find(ExperimentRow, project, experiment_id)
     if found is None:
-        found = Experiment(id=experiment_id, project=project, name=experiment_id, created=ts)
+        found = ExperimentRow(id=experiment_id, project=project, name=experiment_id, created=ts)
         _store(found, set(), is_new=True)
     return found
 
@@ -355,7 +357,7 @@ def _store[T: models.Model](row: T, changed: set[str], is_new: bool) -> T:
     return row
 
 
-def _name_arm(row: Generation) -> None:
+def _name_arm(row: GenerationRow) -> None:
     """Arm and seed of a run, from its settings and its name (`<arm>__s<seed>`)."""
     seed = row.run_config.get("seed", row.seed)
     row.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) and abs(seed) < 2**63 else None
@@ -363,15 +365,15 @@ def _name_arm(row: Generation) -> None:
         row.arm = row.name.removesuffix(f"__s{row.seed}")
 
 
-def _name_arms(experiment: Experiment) -> None:
+def _name_arms(experiment: ExperimentRow) -> None:
     """Arms of runs as the experiment's record has them, which no name can contradict."""
     record = record_of(experiment)
     for arm, runs in record.runs_of() if record else ():
         ids = [wire.derived_id("generation", experiment.pk, run.run_id) for run in runs]
-        Generation.objects.filter(pk__in=ids, experiment=experiment).exclude(arm=arm.arm).update(arm=arm.arm)
+        GenerationRow.objects.filter(pk__in=ids, experiment=experiment).exclude(arm=arm.arm).update(arm=arm.arm)
 
 
-def _add_checkpoint(row: Generation, checkpoint: Any) -> set[str]:
+def _add_checkpoint(row: GenerationRow, checkpoint: Any) -> set[str]:
     entry = read_field(_dict, {"last_checkpoint": checkpoint}, "last_checkpoint")
     step = read_field(_step, entry, "step")
     known = {one["step"]: one for one in row.checkpoints}
@@ -383,32 +385,32 @@ def _add_checkpoint(row: Generation, checkpoint: Any) -> set[str]:
 
 
 def _count_runs(experiment_id: str) -> None:
-    runs = Generation.objects.filter(experiment_id=experiment_id)
+    runs = GenerationRow.objects.filter(experiment_id=experiment_id)
     counts = {"n_runs": runs.count(), "n_arms": runs.values("arm").distinct().count()}
-    Experiment.objects.filter(pk=experiment_id).exclude(**counts).update(**counts, updated=next_stamp())
+    ExperimentRow.objects.filter(pk=experiment_id).exclude(**counts).update(**counts, updated=next_stamp())
 
 
 # Evaluations, benchmarks, predictions, steps.
 
 
-def generation_of(project: Project, generation_id: str) -> Generation:
-    found = Generation.objects.filter(pk=generation_id, project=project).first()
+def generation_of(project: Project, generation_id: str) -> GenerationRow:
+    found = GenerationRow.objects.filter(pk=generation_id, project=project).first()
     if found is None:
         raise Refusal(404, f"there is no run {generation_id!r} in this project")
     return found
 
 
-def save_eval(project: Project, generation: Generation, body: Mapping[str, Any]) -> Eval:
+def save_eval(project: Project, generation: GenerationRow, body: Mapping[str, Any]) -> EvalRow:
     """Create an evaluation, or overwrite it by a newer one with its id."""
     identifier, fields = read_field(_id, body, "id"), read_fields(body, EVAL)
-    row = _find(Eval, project, identifier)
+    row = _find(EvalRow, project, identifier)
     if row is not None and fields.ts <= row.created:
         return row
-    row = row or Eval(id=identifier, project=project, generation=generation, name="eval", created=fields.ts)
+    row = row or EvalRow(id=identifier, project=project, generation=generation, name="eval", created=fields.ts)
     for key, value in fields.known.items():
         setattr(row, key, value)
     row.created, row.extra = fields.ts, fields.extra
-    row.n_rollouts = Prediction.objects.filter(eval_id=identifier).count()
+    row.n_rollouts = PredictionRow.objects.filter(eval_id=identifier).count()
     row.save()
     _touch([generation.pk])
     experiment = generation.experiment
@@ -420,13 +422,15 @@ def save_eval(project: Project, generation: Generation, body: Mapping[str, Any])
     return row
 
 
-def save_benchmark(project: Project, body: Mapping[str, Any]) -> Suite:
+def save_benchmark(project: Project, body: Mapping[str, Any]) -> SuiteVersion:
     """Record a suite that evaluations refer to. Rows that were uploaded for it stay."""
     identifier, fields = read_field(_id, body, "id"), read_fields(body, SUITE)
-    row = _find(Suite, project, identifier)
+    row = _find(SuiteVersion, project, identifier)
     if row is not None and fields.ts <= row.created:
         return row
-    row = row or Suite(id=identifier, project=project, kind=Suite.Kind.BENCHMARK, name=identifier, created=fields.ts)
+    row = row or SuiteVersion(
+        id=identifier, project=project, kind=SuiteVersion.Kind.BENCHMARK, name=identifier, created=fields.ts
+    )
     for key, value in fields.known.items():
         if not row.complete or key == "description":
             setattr(row, key, value)
@@ -487,7 +491,7 @@ def save_steps(batches: Sequence[StepBatch]) -> None:
     changed = write_points(merged)
     now = time.time()
     for generation_id, step in last.items():
-        rows = Generation.objects.filter(pk=generation_id)
+        rows = GenerationRow.objects.filter(pk=generation_id)
         if generation_id in changed:
             highest = models.functions.Greatest(models.functions.Coalesce("last_step", step), step)
             rows.update(last_step=highest, heartbeat=now, updated=next_stamp())
@@ -498,10 +502,10 @@ def save_steps(batches: Sequence[StepBatch]) -> None:
 OF_PREDICTION = frozenset(["id", "ts", "task_id", "reward", "status", "completion", "eval_run_id"])
 
 
-def read_predictions(project: Project, generation_id: str, body: Mapping[str, Any]) -> list[Prediction]:
+def read_predictions(project: Project, generation_id: str, body: Mapping[str, Any]) -> list[PredictionRow]:
     """Check a batch of rollouts: `{"predictions": [{...}]}`, or one."""
     items = read_field(_list, body, "predictions") if "predictions" in body else [body]
-    found: dict[str, Prediction] = {}
+    found: dict[str, PredictionRow] = {}
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(422, f"predictions: expected objects, got {type(item).__name__}")
@@ -511,7 +515,7 @@ def read_predictions(project: Project, generation_id: str, body: Mapping[str, An
         rest = {key: value for key, value in given.items() if key not in OF_PREDICTION}
         if reward is not None and not is_finite:
             rest["reward"] = finite(reward)
-        row = Prediction(
+        row = PredictionRow(
             id=read_field(_id, given, "id"),
             project_id=project.pk,
             generation_id=generation_id,
@@ -528,13 +532,13 @@ def read_predictions(project: Project, generation_id: str, body: Mapping[str, An
     return list(found.values())
 
 
-def save_predictions(rows: Iterable[Prediction]) -> None:
+def save_predictions(rows: Iterable[PredictionRow]) -> None:
     """Write rollouts, the newest of each id."""
     wanted = {row.pk: row for row in rows}
     times: dict[str, tuple[str, float]] = {}
     ids = list(wanted)
     for start in range(0, len(ids), 500):
-        known = Prediction.objects.filter(pk__in=ids[start : start + 500]).values_list("pk", "project_id", "created")
+        known = PredictionRow.objects.filter(pk__in=ids[start : start + 500]).values_list("pk", "project_id", "created")
         times |= {pk: (owner, created) for pk, owner, created in known}
     # A replay finds every row there, and writes nothing.
     newer = [row for pk, row in wanted.items() if pk not in times or _is_newer(row, *times[pk])]
@@ -542,20 +546,20 @@ def save_predictions(rows: Iterable[Prediction]) -> None:
     updates = [name.removesuffix("_id") if name in ("eval_id", "generation_id") else name for name in columns]
     if not newer:
         return
-    Prediction.objects.bulk_create(
+    PredictionRow.objects.bulk_create(
         newer, update_conflicts=True, unique_fields=["id"], update_fields=updates, batch_size=200
     )
     evals = {row.eval_id for row in newer if row.eval_id}
     for eval_id in evals:
-        Eval.objects.filter(pk=eval_id).update(n_rollouts=Prediction.objects.filter(eval_id=eval_id).count())
+        EvalRow.objects.filter(pk=eval_id).update(n_rollouts=PredictionRow.objects.filter(eval_id=eval_id).count())
     _touch(sorted({row.generation_id for row in newer}))
 
 
-def _is_newer(row: Prediction, owner: str, created: float) -> bool:
+def _is_newer(row: PredictionRow, owner: str, created: float) -> bool:
     # An id of another project is left alone: overwriting it would reach into that project.
     return owner == row.project_id and row.created > created
 
 
 def _touch(generations: Sequence[str]) -> None:
     """Live pages that show these runs ask again."""
-    Generation.objects.filter(pk__in=generations).update(updated=next_stamp())
+    GenerationRow.objects.filter(pk__in=generations).update(updated=next_stamp())

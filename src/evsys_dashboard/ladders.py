@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from django.db.models import Count, Max, QuerySet
 
-from evsys_dashboard.models import Experiment, Project
+from evsys_dashboard.models import ExperimentRow, Project
 from evsys_sdk.format import shown
 from evsys_sdk.history.digest import Digest, digest_of
 from evsys_sdk.history.history import ExperimentEntry
@@ -203,7 +203,7 @@ _studies: OrderedDict[str, tuple[dict[str, Any], Study]] = OrderedDict()
 
 def study_of(project: Project) -> Study:
     """The project's experiments taken together; as it was made last, while no experiment has changed since."""
-    with_result = Experiment.objects.filter(
+    with_result = ExperimentRow.objects.filter(
         project=project, status__in=("completed", "partial", "invalid"), record__isnull=False
     )
     state = with_result.aggregate(total=Count("id"), newest=Max("updated"))
@@ -220,13 +220,13 @@ def study_of(project: Project) -> Study:
     return study
 
 
-def _make_study(with_result: QuerySet[Experiment], total: int) -> Study:
+def _make_study(with_result: QuerySet[ExperimentRow], total: int) -> Study:
     fields = ("id", "name", "status", "parent_experiment_id", "source", "created", "ended", "updated")
     rows = list(with_result.order_by("-created", "id").values(*fields)[:NEWEST])
     missing = [row["id"] for row in rows if _cache.find(row["id"], row["updated"]) is None]
     reads: dict[str, _Read] = {}
     for start in range(0, len(missing), 100):  # a hundred records at a time: they may be large
-        chunk = Experiment.objects.filter(pk__in=missing[start : start + 100])
+        chunk = ExperimentRow.objects.filter(pk__in=missing[start : start + 100])
         for pk, updated, record in chunk.values_list("id", "updated", "record"):
             reads[pk] = _read(record, updated)
             _cache.keep(pk, reads[pk])

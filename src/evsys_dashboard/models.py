@@ -65,7 +65,7 @@ class LoginLink(models.Model):
     expires = models.FloatField()
 
 
-class Experiment(models.Model):
+class ExperimentRow(models.Model):
     """One experiment. `record` is the whole of `ExperimentRecord` once there is a result; the columns below it repeat
     what lists sort and filter by."""
 
@@ -127,15 +127,16 @@ class Experiment(models.Model):
     """Name -> SVG text of the figures that the experiment drew."""
 
     class Meta:
+        db_table = "dashboard_experiment"
         indexes: ClassVar = [models.Index(fields=["project", "-created"], name="experiment_newest")]
 
 
-class Generation(models.Model):
+class GenerationRow(models.Model):
     """One run: one seed of an arm."""
 
     id = models.CharField(primary_key=True, max_length=100)
     project = models.ForeignKey(Project, on_delete=models.CASCADE)
-    experiment = models.ForeignKey(Experiment, on_delete=models.CASCADE, related_name="generations")
+    experiment = models.ForeignKey(ExperimentRow, on_delete=models.CASCADE, related_name="generations")
     name = models.CharField(max_length=300)
     arm = models.CharField(max_length=300, blank=True, default="")
     seed = models.BigIntegerField(null=True)
@@ -166,13 +167,14 @@ class Generation(models.Model):
     field_times = models.JSONField(default=dict)
 
     class Meta:
+        db_table = "dashboard_generation"
         indexes: ClassVar = [models.Index(fields=["project", "-created"], name="generation_newest")]
 
 
 class MetricKey(models.Model):
     """One curve of one run, with a summary that is kept as points come in, so that lists never read points."""
 
-    generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="metric_keys")
+    generation = models.ForeignKey(GenerationRow, on_delete=models.CASCADE, related_name="metric_keys")
     name = models.CharField(max_length=300)
     n = models.BigIntegerField(default=0)
     last_step = models.BigIntegerField(null=True)
@@ -186,12 +188,12 @@ class MetricKey(models.Model):
         constraints: ClassVar = [models.UniqueConstraint(fields=["generation", "name"], name="one_metric_key")]
 
 
-class Eval(models.Model):
+class EvalRow(models.Model):
     """One evaluation of one run at one step."""
 
     id = models.CharField(primary_key=True, max_length=100)
     project = models.ForeignKey(Project, on_delete=models.CASCADE)
-    generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="evals")
+    generation = models.ForeignKey(GenerationRow, on_delete=models.CASCADE, related_name="evals")
     name = models.CharField(max_length=300)
     split = models.CharField(max_length=50, blank=True, default="")
     """val, test or another label."""
@@ -210,14 +212,19 @@ class Eval(models.Model):
     n_rollouts = models.IntegerField(default=0)
     created = models.FloatField()
 
+    class Meta:
+        db_table = "dashboard_eval"
 
-class Prediction(models.Model):
+
+class PredictionRow(models.Model):
     """One rollout of an evaluation."""
 
     id = models.CharField(primary_key=True, max_length=100)
     project = models.ForeignKey(Project, on_delete=models.CASCADE)
-    generation = models.ForeignKey(Generation, on_delete=models.CASCADE, related_name="predictions")
-    eval = models.ForeignKey(Eval, null=True, on_delete=models.CASCADE, related_name="predictions", db_constraint=False)
+    generation = models.ForeignKey(GenerationRow, on_delete=models.CASCADE, related_name="predictions")
+    eval = models.ForeignKey(
+        EvalRow, null=True, on_delete=models.CASCADE, related_name="predictions", db_constraint=False
+    )
     """Without a constraint: a prediction may arrive before its evaluation."""
     task_id = models.CharField(max_length=300)
     reward = models.FloatField(null=True)
@@ -229,13 +236,14 @@ class Prediction(models.Model):
     created = models.FloatField()
 
     class Meta:
+        db_table = "dashboard_prediction"
         indexes: ClassVar = [
             models.Index(fields=["eval", "task_id"], name="prediction_of_eval"),
             models.Index(fields=["generation", "task_id"], name="prediction_of_run"),
         ]
 
 
-class Suite(models.Model):
+class SuiteVersion(models.Model):
     """One version of a dataset or a benchmark. Its rows are there once it is `complete`."""
 
     class Kind(models.TextChoices):
@@ -261,13 +269,14 @@ class Suite(models.Model):
     created = models.FloatField()
 
     class Meta:
+        db_table = "dashboard_suite"
         indexes: ClassVar = [models.Index(fields=["project", "kind", "name"], name="suite_by_name")]
 
 
 class SuiteRow(models.Model):
     """One line of a suite, byte for byte as it was uploaded."""
 
-    suite = models.ForeignKey(Suite, on_delete=models.CASCADE, related_name="rows")
+    suite = models.ForeignKey(SuiteVersion, on_delete=models.CASCADE, related_name="rows")
     number = models.IntegerField()
     text = models.TextField()
 

@@ -19,7 +19,7 @@ from django.db.models.fields.json import KeyTextTransform, KeyTransform
 from django.db.models.functions import Cast
 from django.http import QueryDict
 
-from evsys_dashboard.models import Prediction, Project
+from evsys_dashboard.models import PredictionRow, Project
 
 PASSES = 1.0
 """A reward of at least this is a pass, as in the metric `pass@1`."""
@@ -58,9 +58,9 @@ class RolloutFilter:
         return "?" + urlencode({name: text for name, text in (asdict(self) | changed).items() if text})
 
 
-def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[Prediction]:
+def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[PredictionRow]:
     """The rollouts of a project that the filter means, by task and in the order in which they came."""
-    found = Prediction.objects.filter(project=project)
+    found = PredictionRow.objects.filter(project=project)
     exact = {"generation_id": wanted.run, "eval_id": wanted.eval, "status": wanted.status, "task_id": wanted.task}
     found = found.filter(**{name: text for name, text in exact.items() if text})
     is_pass = Q(reward__gte=PASSES) & Q(status__in=("ok", ""))
@@ -82,11 +82,11 @@ def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[Predict
     return found.order_by("task_id", "created", "id")
 
 
-def is_passed(row: Prediction) -> bool:
+def is_passed(row: PredictionRow) -> bool:
     return row.reward is not None and row.reward >= PASSES and row.status in ("ok", "")
 
 
-def outcome_of(row: Prediction) -> str:
+def outcome_of(row: PredictionRow) -> str:
     """`passed`, `failed`, or the status of a rollout that errored."""
     return "passed" if is_passed(row) else row.status if row.status not in ("ok", "") else "failed"
 
@@ -160,7 +160,7 @@ def plain_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)
 
 
-def read_transcript(row: Prediction) -> Transcript:
+def read_transcript(row: PredictionRow) -> Transcript:
     """The rollout behind a row; what a client sent in another form is shown as text, never refused."""
     body = row.body if isinstance(row.body, Mapping) else {}
     question = _mapping(body.get("question"))

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from evsys_dashboard import auth, ingest
 from evsys_dashboard.auth import Refusal, Visitor
-from evsys_dashboard.models import Project, Suite, SuiteRow
+from evsys_dashboard.models import Project, SuiteRow, SuiteVersion
 from evsys_sdk.data.manifest import check_name, mint_id, slug
 from evsys_sdk.data.remote import SUITES_PATH
 from evsys_sdk.errors import WorkspaceError
@@ -67,7 +67,7 @@ def upload_id(project: Project, kind: str, name: str, sha256: str) -> str:
     return wire.derived_id("suite", project.pk, kind, name, sha256)
 
 
-def reference_of(suite: Suite) -> str:
+def reference_of(suite: SuiteVersion) -> str:
     """How configs call a complete version; a suite that was only recorded is called by its id."""
     return mint_id(suite.name, int(suite.version), suite.sha256) if suite.complete else suite.pk
 
@@ -75,7 +75,7 @@ def reference_of(suite: Suite) -> str:
 # Upload.
 
 
-def announce(project: Project, given: SuiteAnnouncement) -> tuple[Suite, Status]:
+def announce(project: Project, given: SuiteAnnouncement) -> tuple[SuiteVersion, Status]:
     """The suite that rows are to be sent for, or the one that has them already."""
     try:
         check_name(given.name)
@@ -84,9 +84,9 @@ def announce(project: Project, given: SuiteAnnouncement) -> tuple[Suite, Status]
     _drop_abandoned(project)
     _refuse_alike(project, given)
     identifier = upload_id(project, given.kind, given.name, given.sha256)
-    suite = Suite.objects.filter(pk=identifier).first()
+    suite = SuiteVersion.objects.filter(pk=identifier).first()
     if suite is None:
-        suite = Suite(pk=identifier, project=project, kind=given.kind, name=given.name, sha256=given.sha256)
+        suite = SuiteVersion(pk=identifier, project=project, kind=given.kind, name=given.name, sha256=given.sha256)
     elif suite.complete:
         _set_split(suite, given.split)
         return suite, "unchanged"
@@ -99,7 +99,7 @@ def announce(project: Project, given: SuiteAnnouncement) -> tuple[Suite, Status]
     return suite, "uploading"
 
 
-def _set_split(suite: Suite, split: str) -> None:
+def _set_split(suite: SuiteVersion, split: str) -> None:
     """A stored version may become a test split; it never stops being one, or its rows could be read by that way."""
     if not split or split == suite.split:
         return
@@ -123,7 +123,7 @@ def _refuse_alike(project: Project, given: SuiteAnnouncement) -> None:
             raise Refusal(409, f"{given.name!r} would share its ids with {other!r}; take that name or another")
 
 
-def add_rows(suite: Suite, first: int, data: bytes) -> int:
+def add_rows(suite: SuiteVersion, first: int, data: bytes) -> int:
     """Keep rows from number `first` on; returns how many the upload has now. Rows that are there already stay."""
     lines = split_rows(data, first)
     if suite.n_rows is not None and first + len(lines) > suite.n_rows:
@@ -150,7 +150,7 @@ def split_rows(data: bytes, first: int = 0) -> list[str]:
     return lines
 
 
-def received(suite: Suite) -> int:
+def received(suite: SuiteVersion) -> int:
     """How many rows an upload has from its beginning on, without a gap."""
     last = suite.rows.aggregate(last=Max("number"))["last"]
     count = suite.rows.count()
@@ -160,12 +160,12 @@ def received(suite: Suite) -> int:
     return next((place for place, number in enumerate(numbers) if place != number), count)
 
 
-def stored_lines(suite: Suite) -> Iterator[bytes]:
+def stored_lines(suite: SuiteVersion) -> Iterator[bytes]:
     for text in suite.rows.order_by("number").values_list("text", flat=True).iterator(chunk_size=1000):
         yield text.encode() + b"\n"
 
 
-def complete(suite: Suite) -> tuple[Suite, Status]:
+def complete(suite: SuiteVersion) -> tuple[SuiteVersion, Status]:
     """Make the rows a version, if they are as announced; else delete them."""
     if suite.complete:
         return suite, "unchanged"
@@ -182,10 +182,12 @@ def complete(suite: Suite) -> tuple[Suite, Status]:
     with ingest.writing():
         # Several processes of a server may complete versions of one name at once; the project's row is their lock.
         Project.objects.select_for_update().get(pk=suite.project_id)
-        suite = Suite.objects.get(pk=suite.pk)
+        suite = SuiteVersion.objects.get(pk=suite.pk)
         if suite.complete:
             return suite, "unchanged"
-        others = Suite.objects.filter(project_id=suite.project_id, kind=suite.kind, name=suite.name, complete=True)
+        others = SuiteVersion.objects.filter(
+            project_id=suite.project_id, kind=suite.kind, name=suite.name, complete=True
+        )
         taken = {int(version) for version in others.values_list("version", flat=True) if version.isdigit()}
         wanted = suite.fields.get("version")
         version = wanted if wanted and wanted not in taken else 1 + max(taken, default=0)
@@ -198,7 +200,7 @@ def complete(suite: Suite) -> tuple[Suite, Status]:
 # Looking up and reading.
 
 
-def find_suite(project: Project, ref: str, kind: str | None = None) -> Suite:
+def find_suite(project: Project, ref: str, kind: str | None = None) -> SuiteVersion:
     """By reference or by name (its newest version), among complete ones; or any by the id of its row."""
     suites = project.suites.filter(**({"kind": kind} if kind else {}))
     marks = _REFERENCE.search(ref)
@@ -213,7 +215,7 @@ def find_suite(project: Project, ref: str, kind: str | None = None) -> Suite:
     return found
 
 
-def visible_suites(project: Project, *, kind: str = "", name: str = "") -> list[Suite]:
+def visible_suites(project: Project, *, kind: str = "", name: str = "") -> list[SuiteVersion]:
     """Complete and recorded suites, newest first."""
     found = project.suites.order_by("-created", "id")
     found = found.filter(kind=kind) if kind else found
@@ -221,7 +223,7 @@ def visible_suites(project: Project, *, kind: str = "", name: str = "") -> list[
     return [suite for suite in found if not suite.fields.get(UPLOADING)]
 
 
-def describe_suite(suite: Suite) -> dict[str, Any]:
+def describe_suite(suite: SuiteVersion) -> dict[str, Any]:
     """What the API says of a suite."""
     is_version = suite.complete
     return {
@@ -241,7 +243,7 @@ def describe_suite(suite: Suite) -> dict[str, Any]:
     }
 
 
-def refuse_test_rows(visitor: Visitor, suite: Suite) -> None:
+def refuse_test_rows(visitor: Visitor, suite: SuiteVersion) -> None:
     if suite.split == TEST and not visitor.may_see_test_rows:
         raise Refusal(
             403,
@@ -250,7 +252,7 @@ def refuse_test_rows(visitor: Visitor, suite: Suite) -> None:
         )
 
 
-def page_of_rows(suite: Suite, first: int, limit: int) -> dict[str, Any]:
+def page_of_rows(suite: SuiteVersion, first: int, limit: int) -> dict[str, Any]:
     """Rows from number `first` on, as texts."""
     limit = max(1, min(limit, MAX_PAGE_ROWS))
     texts: list[str] = []
@@ -270,7 +272,7 @@ def page_of_rows(suite: Suite, first: int, limit: int) -> dict[str, Any]:
 # Routes. `auth.api` turns a Refusal into its answer.
 
 
-def _upload_of(request: HttpRequest, suite_id: str) -> Suite:
+def _upload_of(request: HttpRequest, suite_id: str) -> SuiteVersion:
     project = auth.key_for(request, "write").project
     found = project.suites.filter(pk=suite_id).first()
     if found is None:
@@ -278,7 +280,7 @@ def _upload_of(request: HttpRequest, suite_id: str) -> Suite:
     return found
 
 
-def _answer(suite: Suite, status: Status) -> HttpResponse:
+def _answer(suite: SuiteVersion, status: Status) -> HttpResponse:
     count = suite.n_rows if suite.complete else received(suite)
     return JsonResponse({"status": status, "received": count, "suite": describe_suite(suite)})
 

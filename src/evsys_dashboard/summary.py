@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
-from evsys_dashboard.models import Eval, Experiment, MetricKey
+from evsys_dashboard.models import EvalRow, ExperimentRow, MetricKey
 from evsys_dashboard.points import curve
 from evsys_sdk.history.digest import ArmDigest, Digest, digest_of
 from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun
@@ -23,7 +23,7 @@ NOT_A_RECORD = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 """What reading a record of another program may raise."""
 
 
-def record_of(row: Experiment) -> ExperimentRecord | None:
+def record_of(row: ExperimentRow) -> ExperimentRecord | None:
     """The experiment's record, typed; None where there is none, or none that can be understood."""
     if not row.record:
         return None
@@ -33,7 +33,7 @@ def record_of(row: Experiment) -> ExperimentRecord | None:
         return None
 
 
-def summarize(row: Experiment) -> None:
+def summarize(row: ExperimentRow) -> None:
     """Set the summary columns of `row`."""
     try:
         _describe_setup(row, row.config)
@@ -47,13 +47,13 @@ def summarize(row: Experiment) -> None:
         return
 
 
-def _describe_setup(row: Experiment, config: dict[str, Any]) -> None:
+def _describe_setup(row: ExperimentRow, config: dict[str, Any]) -> None:
     setup = setup_of(config if config.get("runs") or config.get("run") else {"run": config.get("base_run")})
     row.model, row.backend = setup.get("model", "")[:300], setup.get("backend", "")[:100]
     row.algorithm = setup.get("algorithm", "")[:100]
 
 
-def _summarize_record(row: Experiment, record: ExperimentRecord, digest: Digest) -> None:
+def _summarize_record(row: ExperimentRow, record: ExperimentRecord, digest: Digest) -> None:
     if record.config:
         _describe_setup(row, record.config)
     top = digest.top
@@ -99,7 +99,7 @@ def _metric_of(config: dict[str, Any]) -> str:
     return str((success.get("name") if isinstance(success, dict) else success) or "")
 
 
-def _spark(row: Experiment, record: ExperimentRecord, digest: Digest, top: ArmDigest | None) -> list[float]:
+def _spark(row: ExperimentRow, record: ExperimentRecord, digest: Digest, top: ArmDigest | None) -> list[float]:
     """The success metric of the best arm over the steps at which it was scored; where it was scored once, its loss."""
     arm = top or next(iter(digest.arms), None)
     if arm is None:
@@ -133,10 +133,10 @@ def thin(values: list[float]) -> list[float]:
     return [values[round(place * last / (SPARK_POINTS - 1))] for place in range(SPARK_POINTS)]
 
 
-def _live_spark(row: Experiment) -> list[float]:
+def _live_spark(row: ExperimentRow) -> list[float]:
     """Of an experiment without a record: what its evaluations say so far, else its loss."""
     evals = list(
-        Eval.objects.filter(generation__experiment=row, step__isnull=False).only("split", "name", "metrics", "step")
+        EvalRow.objects.filter(generation__experiment=row, step__isnull=False).only("split", "name", "metrics", "step")
     )
     keys = sorted({score_key(one.split, one.name, metric) for one in evals for metric in one.metrics})
     metric = _metric_of(row.config)
@@ -154,7 +154,7 @@ def _live_spark(row: Experiment) -> list[float]:
     return scores if len(scores) > 1 else _loss_spark(row, None)
 
 
-def _loss_spark(row: Experiment, arm: str | None) -> list[float]:
+def _loss_spark(row: ExperimentRow, arm: str | None) -> list[float]:
     keys = MetricKey.objects.filter(generation__experiment=row, name="loss", n__gt=1)
     key = (keys.filter(generation__arm=arm) if arm else keys).order_by("generation__created").first()
     if key is None:

@@ -29,7 +29,7 @@ from evsys_engine.lora import active, new_pairs
 from evsys_engine.losses import get_loss, read_metrics, settings_of
 from evsys_engine.optimizer import AdamW, Gradients, check_settings
 from evsys_engine.starting import read_start
-from evsys_engine.state import copied, read_snapshot, restore, save_snapshot, shapes_of, take_snapshot
+from evsys_engine.state import copy_to_cpu, read_snapshot, restore, save_snapshot, shapes_of, take_snapshot
 from evsys_engine.types import (
     AdamParams,
     Array,
@@ -171,12 +171,12 @@ class TrainingAdapter:
     def forward(
         self, data: Sequence[TrainingDatum], loss_fn: str, config: Mapping[str, float] | None = None
     ) -> LossOutput:
-        return self._named(data, loss_fn, config, learn=False)
+        return self._apply_named_loss(data, loss_fn, config, learn=False)
 
     def forward_backward(
         self, data: Sequence[TrainingDatum], loss_fn: str, config: Mapping[str, float] | None = None
     ) -> LossOutput:
-        return self._named(data, loss_fn, config, learn=True)
+        return self._apply_named_loss(data, loss_fn, config, learn=True)
 
     def forward_backward_custom(self, data: Sequence[TrainingDatum], loss_fn: LossFunction) -> LossOutput:
         """The graphs of all data are kept until the caller's loss has answered; where they would not fit
@@ -236,7 +236,7 @@ class TrainingAdapter:
 
     def save_weights(self, folder: Path) -> None:
         with self._turn() as weights:
-            tensors = copied(weights.parameters)
+            tensors = copy_to_cpu(weights.parameters)
         shared = self._shared
         if isinstance(weights, FullWeights):
             save_model(folder, weights.model, tensors, shared.tokenizer, shared.info)
@@ -247,7 +247,7 @@ class TrainingAdapter:
         with self._shared.lock:
             self._weights, self._gradients, self._optimizer = None, Gradients(), AdamW({})
 
-    def _named(
+    def _apply_named_loss(
         self, data: Sequence[TrainingDatum], loss_fn: str, config: Mapping[str, float] | None, *, learn: bool
     ) -> LossOutput:
         settings = settings_of(loss_fn, config)

@@ -111,7 +111,7 @@ class BatchRow:
     flat: bool
     """The caller gave one target per position, as [T]."""
 
-    def shaped(self, logprobs: Tensor) -> Tensor:
+    def reshape_logprobs(self, logprobs: Tensor) -> Tensor:
         """Of [T, K or more] logprobs, what this row asked for, in its own shape."""
         return logprobs[:, 0] if self.flat else logprobs[:, : self.targets.shape[1]]
 
@@ -133,11 +133,13 @@ class Batch:
 
     def split(self, values: Tensor) -> list[Tensor]:
         """[S, K] values by row, each in its row's shape."""
-        return [row.shaped(part) for row, part in zip(self.rows, values.split(self.lengths), strict=True)]
+        return [row.reshape_logprobs(part) for row, part in zip(self.rows, values.split(self.lengths), strict=True)]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of `split`."""
-        return _stacked([part.reshape(len(part), -1) for part in parts], self.targets.shape[1]).to(self.targets.device)
+        return _stack_padded([part.reshape(len(part), -1) for part in parts], self.targets.shape[1]).to(
+            self.targets.device
+        )
 
 
 def read_rows(data: Sequence[TrainingDatum], loss_fn: str | None, info: ModelInfo) -> list[BatchRow]:
@@ -230,18 +232,19 @@ def _pack(rows: list[BatchRow], device: torch.device) -> Batch:
     lengths = [len(row.tokens) for row in rows]
     width = max(row.targets.shape[1] for row in rows)
     inputs = {
-        key: _stacked([torch.from_numpy(row.inputs[key]) for row in rows], width).to(device) for key in rows[0].inputs
+        key: _stack_padded([torch.from_numpy(row.inputs[key]) for row in rows], width).to(device)
+        for key in rows[0].inputs
     }
     return Batch(
         rows=rows,
         lengths=lengths,
         tokens=torch.from_numpy(np.concatenate([row.tokens for row in rows])).to(device)[None],
         positions=torch.cat([torch.arange(length) for length in lengths]).to(device)[None],
-        targets=_stacked([torch.from_numpy(row.targets) for row in rows], width).to(device),
+        targets=_stack_padded([torch.from_numpy(row.targets) for row in rows], width).to(device),
         inputs=inputs,
     )
 
 
-def _stacked(parts: Sequence[Tensor], width: int) -> Tensor:
+def _stack_padded(parts: Sequence[Tensor], width: int) -> Tensor:
     """[T, K] parts below one another, each filled up with zeros to `width` columns."""
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])

@@ -139,10 +139,10 @@ class Prefilled:
         """Rows that go on from these prompts (a number may come more than once), with `room` slots to begin with."""
         lengths = [self.lengths[i] for i in which]
         slots = whole_blocks(max(lengths) + room)
-        cache = [self._spread(layer, which, slots) for layer in range(len(self.chunks[0]))]
+        cache = [self._spread_cache(layer, which, slots) for layer in range(len(self.chunks[0]))]
         return Group(cache, torch.tensor(lengths, device=self.logits.device), max(lengths))
 
-    def _spread(self, layer: int, which: Sequence[int], slots: int) -> Tensor:
+    def _spread_cache(self, layer: int, which: Sequence[int], slots: int) -> Tensor:
         _, _, heads, size = self.chunks[0][layer].shape
         # Zeros, not empty memory: masked slots get weight 0, and 0 times a NaN is a NaN.
         new = self.chunks[0][layer].new_zeros((2, len(which), heads, slots, size))
@@ -283,7 +283,7 @@ class LlamaDecoder:
             keys, values = cache.flatten(1, 2)
             q = queries[start:stop].view(-1, self.heads // self.kv_heads, self.head_size)
             weights = torch.softmax(torch.baddbmm(mask, q, keys[:, : group.slots].transpose(1, 2)), -1)
-            out.append(weighted(weights, values).view(group.size, -1))
+            out.append(weigh_values(weights, values).view(group.size, -1))
             start = stop
         return out[0] if len(out) == 1 else torch.cat(out)
 
@@ -298,7 +298,7 @@ def whole_blocks(slots: int) -> int:
     return -(-slots // BLOCK) * BLOCK
 
 
-def weighted(weights: Tensor, values: Tensor) -> Tensor:
+def weigh_values(weights: Tensor, values: Tensor) -> Tensor:
     """weights [n, queries, slots] @ values [n, slots or more, size]. How a library splits a long sum depends on its
     length, and so on the longest neighbour; blocks of one size, one after the other, do not."""
     total = torch.bmm(weights[:, :, :BLOCK], values[:, :BLOCK])

@@ -150,13 +150,15 @@ def _read_model(folder: Path, model: Any) -> dict[str, Tensor]:
             whole = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype, local_files_only=True)
     except (OSError, ValueError, SafetensorError) as exc:
         raise BadRequest(f"{folder} is not a whole Hugging Face model ({exc})") from exc
-    tensors = {name: tensor.detach().to(model.device) for name, tensor in _named(whole).items()}
-    if {name: tensor.shape for name, tensor in tensors.items()} != {n: own.shape for n, own in _named(model).items()}:
+    tensors = {name: tensor.detach().to(model.device) for name, tensor in _named_tensors(whole).items()}
+    if {name: tensor.shape for name, tensor in tensors.items()} != {
+        n: own.shape for n, own in _named_tensors(model).items()
+    }:
         raise BadRequest(f"{folder} holds a model of another shape than {type(model).__name__} loaded here")
     return tensors
 
 
-def _named(model: torch.nn.Module) -> dict[str, Tensor]:
+def _named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=False))
 
 

@@ -62,7 +62,7 @@ class Head:
         silent = [~live] if others else []
         if pull is not None and bool(live.any()):
             out.grad_hidden = torch.zeros_like(hidden)
-            out.grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in self._trained()]
+            out.grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in self._trained_tensors()]
             for index in self._chunks(live):
                 logp = self._logp(hidden[index])
                 # Gathered first: `_slope` overwrites `logp`.
@@ -76,7 +76,7 @@ class Head:
                 out.logprobs[index] = self._logp(hidden[index]).gather(1, targets[index])
         return out
 
-    def _trained(self) -> list[Tensor]:
+    def _trained_tensors(self) -> list[Tensor]:
         if self.train:
             return [self.weight] + ([] if self.bias is None else [self.bias])
         return [] if self.pair is None else [self.pair.a, self.pair.b]

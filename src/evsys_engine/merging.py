@@ -66,7 +66,7 @@ class MergedWeights:
     def is_touched(self, name: str) -> bool:
         return name in self._lora or name in self._full
 
-    def touched(self) -> dict[str, Tensor]:
+    def changed_parameters(self) -> dict[str, Tensor]:
         """Every parameter that is not the base's own."""
         return {name: self[name] for name in self._base if self.is_touched(name)}
 
@@ -89,7 +89,7 @@ def _new_product(weights: MergedWeights, modules: Sequence[str], *, own: bool) -
         bias = torch.cat([matrix.new_zeros(len(matrix)) if each is None else each for each, matrix in pairs])
     multiply: Product
     if packs(matrices[0]):
-        multiply = packed(torch.cat(matrices), bias)
+        multiply = pack_weight(torch.cat(matrices), bias)
     elif len(matrices) == 1 or own:
         multiply = partial(linear, weight=matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias=bias)
     else:  # joining them would copy the base
@@ -127,7 +127,7 @@ def packs(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and _packing_works()
 
 
-def packed(weight: Tensor, bias: Tensor | None) -> Product:
+def pack_weight(weight: Tensor, bias: Tensor | None) -> Product:
     """A product with a copy of `weight` in oneDNN's layout."""
     matrix = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_COME)
     multiply = torch.ops.mkldnn._linear_pointwise
@@ -145,6 +145,6 @@ def _packing_works() -> bool:
         return False
     weight, x = torch.linspace(-1, 1, 24).view(8, 3), torch.linspace(0, 1, 6).view(2, 3)
     try:
-        return torch.allclose(packed(weight, None)(x), linear(x, weight), atol=1e-6)
+        return torch.allclose(pack_weight(weight, None)(x), linear(x, weight), atol=1e-6)
     except (AttributeError, RuntimeError, TypeError):
         return False

@@ -102,15 +102,17 @@ def _unusual(config: JsonObject) -> str | None:
 def _layers(folder: Path) -> tuple[str, ...]:
     """The layers whose pairs are in the file; any other tensor is refused by its name."""
     names = tensor_names(folder / ADAPTER)
-    pairs = {PREFIX + layer + part for layer in _adapted(names) for part in (".lora_A.weight", ".lora_B.weight")}
+    pairs = {
+        PREFIX + layer + part for layer in _adapted_modules(names) for part in (".lora_A.weight", ".lora_B.weight")
+    }
     other = sorted(set(names) ^ pairs)
     if other or not pairs:
         strange = ", ".join(other[:3]) or "it is empty"
         raise BadRequest(f"{folder / ADAPTER} holds other tensors than pairs of lora_A and lora_B: {strange}")
-    return tuple(sorted(_adapted(names)))
+    return tuple(sorted(_adapted_modules(names)))
 
 
-def _adapted(names: list[str]) -> set[str]:
+def _adapted_modules(names: list[str]) -> set[str]:
     ends = (".lora_A.weight", ".lora_B.weight")
     return {name[len(PREFIX) : -len(ends[0])] for name in names if name.startswith(PREFIX) and name.endswith(ends)}
 

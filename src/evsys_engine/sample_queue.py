@@ -43,7 +43,7 @@ class SampleQueue:
             return answer
         with self._guard:
             if self._closing.is_set():
-                answer.set_exception(_closed())
+                answer.set_exception(_closed_error())
                 return answer
             self._waiting.append((job, answer))
             if self._worker is None:
@@ -59,7 +59,7 @@ class SampleQueue:
             self._waiting.clear()
         # Outside the guard: a callback of the future may call `submit`, which takes it.
         for job, _ in waiting:
-            job.fail(_closed())
+            job.fail(_closed_error())
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
@@ -79,7 +79,7 @@ class SampleQueue:
     def _next_jobs(self, room: int) -> Iterable[SampleJob]:
         """As many as there is room for; the last one may need more."""
         if self._closing.is_set():
-            raise _closed()
+            raise _closed_error()
         jobs: list[SampleJob] = []
         with self._guard:
             while self._waiting and room > 0:
@@ -95,5 +95,5 @@ def _tell(setter: Any, value: Any) -> None:
         setter(value)
 
 
-def _closed() -> SamplerClosed:
+def _closed_error() -> SamplerClosed:
     return SamplerClosed("sampling was broken off: the sampler was closed")

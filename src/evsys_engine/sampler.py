@@ -105,7 +105,7 @@ class Picker:
         lost = ~torch.isfinite(top)[:, 0]
         if bool(lost.any()):  # one row must not spoil its neighbours': it picks anything, and its logprob is NaN
             logits, top = logits.masked_fill(lost[:, None], 0.0), top.masked_fill(lost[:, None], 0.0)
-        self._mass = padded(logits) if self._mass is None else self._mass
+        self._mass = pad_to_block(logits) if self._mass is None else self._mass
         # Less the maximum, so that no exponential overflows and the likeliest token has mass 1.
         exponentials(logits - top, self._mass)
         cumulative = block_sums(self._mass)
@@ -141,7 +141,7 @@ class Picker:
         return tokens
 
 
-def padded(logits: Tensor) -> Tensor:
+def pad_to_block(logits: Tensor) -> Tensor:
     """Zeros for these logits and up to the next whole block."""
     return logits.new_zeros((len(logits), -(-logits.shape[1] // BLOCK) * BLOCK))
 

@@ -232,7 +232,7 @@ class Run:
         room = self._max_rows - len(live)
         for job in self._feed(max(0, room - len(self._waiting))):
             self._waiting.extend(job.make_rows())
-        self._starting = self._admitted(live, room)
+        self._starting = self._admit(live, room)
         # Rows with prompts of similar length start together: a cache is as wide as its longest prompt, so at most half
         # of it is padding.
         parts: list[list[SampleRow]] = []
@@ -252,7 +252,7 @@ class Run:
         rows = (*self._live, *self._starting, *self._waiting)
         return [job for job in dict.fromkeys(row.job for row in rows) if not job.over]
 
-    def _admitted(self, live: list[SampleRow], room: int) -> list[SampleRow]:
+    def _admit(self, live: list[SampleRow], room: int) -> list[SampleRow]:
         """Those that waited longest, as many as fit; at least one if nothing runs."""
         if not self._waiting or len(self._groups) >= MAX_GROUPS:
             return []
@@ -446,7 +446,9 @@ class BatchSampler:
     def _decoder(self) -> Any:
         if is_supported(self._model):
             return self._snapshots.get(self._key, lambda: LlamaDecoder(self._model, self._open_weights()))
-        return ModelDecoder(self._model, self._snapshots.get(self._key, lambda: self._open_weights().touched()))
+        return ModelDecoder(
+            self._model, self._snapshots.get(self._key, lambda: self._open_weights().changed_parameters())
+        )
 
     def _open_weights(self) -> MergedWeights:
         """Called while the snapshots are locked: after a `close`, nothing is built that would never be dropped."""

@@ -35,10 +35,10 @@ class StateSnapshot:
 def take_snapshot(parameters: dict[str, Tensor], optimizer: AdamW) -> StateSnapshot:
     moments = {f"mean.{name}": tensor for name, tensor in optimizer.mean.items()}
     moments |= {f"square.{name}": tensor for name, tensor in optimizer.square.items()}
-    return StateSnapshot(weights=copied(parameters), moments=copied(moments), steps=optimizer.steps)
+    return StateSnapshot(weights=copy_to_cpu(parameters), moments=copy_to_cpu(moments), steps=optimizer.steps)
 
 
-def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """In main memory, independent of the originals."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 

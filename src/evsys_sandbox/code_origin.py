@@ -19,7 +19,7 @@ from glob import glob
 READ_ONLY = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/tests", "/evsys")
 """Top-level folders that cannot be written while tests run; every other one may hold what the agent left."""
 _NOT_AGENTS = (*READ_ONLY, "/dev", "/proc", "/logs/verifier")
-_AGENTS_TOO = ("/dev/shm", "/evsys/home")
+_AGENTS_TOO = ("/dev/shm", "/evsys/home", "/evsys/work")
 """Folders in those above that any program can write to."""
 
 
@@ -124,13 +124,20 @@ _PLAIN = frozenset(
         "cp", "csplit", "curl", "cut", "date", "dd", "df", "diff", "diff3", "dirname", "du", "echo", "env", "expand",
         "false", "file", "find", "flock", "fmt", "fold", "grep", "gunzip", "gzip", "head", "hexdump", "iconv",
         "install", "ionice", "join", "jq", "json", "ln", "ls", "md5sum", "mkdir", "mkfifo", "mktemp", "mv", "nice",
-        "nl", "nohup", "od", "paste", "patch", "pr", "printf", "prlimit", "pytest", "py.test", "readlink", "realpath",
-        "rm", "rmdir", "rsync", "seq", "setpriv", "setsid", "sha1sum", "sha256sum", "sha512sum", "shuf", "sleep",
+        "nl", "nohup", "od", "paste", "patch", "pr", "printf", "prlimit", "readlink", "realpath", "rm",
+         "rmdir", "rsync", "seq", "setpriv", "setsid", "sha1sum", "sha256sum", "sha512sum", "shuf", "sleep",
         "sort", "split", "stat", "stdbuf", "strings", "sync", "tac", "tail", "tar", "taskset", "tee", "test", "time",
-        "timeout", "touch", "tr", "true", "truncate", "tsort", "unexpand", "uniq", "unittest", "unzip", "wc", "wget",
+        "timeout", "touch", "tr", "true", "truncate", "tsort", "unexpand", "uniq", "unzip", "wc", "wget",
         "which", "xargs", "xxd", "xz", "yes", "zip", "zstd",
     }
 )  # fmt: skip
+_COPIERS = frozenset(
+    {
+        "7z", "7za", "7zr", "ar", "bsdtar", "busybox", "cp", "cpio", "dpkg-deb", "git", "hg", "install", "jar", "mv",
+        "patch", "pax", "rsync", "svn", "tar", "tarfile", "unsquashfs", "unzip", "zipfile",
+    }
+)  # fmt: skip
+"""Make files and links whose names and targets are written in other files, which may be the agent's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,8 @@ class Execution:
     """By their numbers: a path, or `pipe:[1]`."""
     root: str = "/"
     """Where the program's root directory is to be found."""
+    not_documents: frozenset[int] = frozenset()
+    """Numbers of open files that are no here-document, whatever their names look like."""
 
 
 def is_agents(path: str, folder: str = "/") -> bool:
@@ -161,6 +170,8 @@ def is_agents(path: str, folder: str = "/") -> bool:
 def runs_agents_code(run: Execution) -> bool:
     """Whether the program runs code that an agent may have written, as far as its command line says."""
     if is_agents(run.executable) or is_agents(run.file, run.folder):
+        return True
+    if _has_option_of_agent(run):
         return True
     # Both names: one program may be there under many (vim.basic, coreutils), or run itself again as /proc/self/exe.
     names = {os.path.basename(run.executable), os.path.basename(run.file)}
@@ -186,17 +197,74 @@ def runs_agents_code(run: Execution) -> bool:
         names = {module}
     elif os.path.normpath(run.executable).startswith("/tests/"):
         return False
+    if names & _TEST_RUNNERS:
+        return _collects_agents_tests(words, run)
     if names & _FOLDER_RUNNERS:
-        stdin = run.open_files.get(0, "")
         return (
             is_agents(_folder_of(words), run.folder)
-            or (stdin.startswith("/") and not _HERE_DOCUMENT.fullmatch(stdin) and is_agents(stdin))
+            or _is_agents_script("-", run)
             or any(_names_agents_file(word, run) for word in words)
         )
     for each in (_SED, _AWK):
         if any(map(each.fullmatch, names)):
             return _filters_by_agents_script(each, words, run)
     return not names & _PLAIN
+
+
+def takes_names_from_files(run: Execution) -> bool:
+    """Whether the program makes files and links whose names and targets are written in other files."""
+    name = os.path.basename(run.executable)
+    kind, code, _ = _code(name, list(run.words[1:]))
+    return bool(_COPIERS & {name, os.path.basename(run.file), code if kind == "module" else ""})
+
+
+def names_folder(run: Execution, folder: str) -> bool:
+    """Whether a command line says that the program works in a folder: by its working directory or by a path, which may
+    stand in an option (`--file=PATH`, `-CPATH`)."""
+    places = [".", *run.words[1:], *(re.sub("^-[^/=]*=?", "", word) for word in run.words[1:] if word.startswith("-"))]
+    whole = (os.path.normpath(os.path.join(run.folder, place)) for place in places)
+    return any(f"{place}/".startswith(f"{folder}/") for place in whole)
+
+
+def _has_option_of_agent(run: Execution) -> bool:
+    """Whether an option is the name of a file in a folder of the agent: `tar cf x.tar *` has it from there.
+
+    A file of the name `-c` must not make the agent's what the tests call with `-c`. So the option has its value in the
+    same word, or the next word is the name of a file as well.
+    """
+    if not is_agents(run.folder):
+        return False
+
+    def is_file(word: str) -> bool:
+        return "/" not in word and "\0" not in word and os.path.lexists(f"{run.root}{run.folder}/{word}")
+
+    return any(
+        word.startswith("-") and is_file(word) and (not re.fullmatch("[-\\w]+", word) or is_file(following or "/"))
+        for word, following in zip(run.words[1:], [*run.words[2:], ""], strict=False)
+    )
+
+
+_TEST_RUNNERS = frozenset({"pytest", "py.test", "unittest"})
+_SETTINGS = re.compile(r"(?:-c|--config-file|--rootdir|--confcutdir|-s|--start-directory|-t|--top-level-directory)=?")
+
+
+def _collects_agents_tests(words: list[str], run: Execution) -> bool:
+    """Whether pytest or unittest takes tests, or settings, from a folder of the agent: from where it is told to, else
+    from the working directory.
+
+    One that is told to write a report into /logs/verifier must be able to (docs/rollouts.md, "What remains").
+    """
+    if names_folder(run, "/logs/verifier"):
+        return False
+    named = [_SETTINGS.sub("", word) if _SETTINGS.match(word) else word for word in words]
+    paths = [word.partition("::")[0] for word in named if word and word[0] != "-"]
+    places = [os.path.normpath(os.path.join(run.folder, path)) for path in paths]
+    existing = [place for place in places if "\0" not in place and os.path.lexists(f"{run.root}{place}")]
+    modules = [word.partition(".")[0] for word in words if re.fullmatch(r"[\w.]+", word)]
+    is_of_tests = any(not is_agents(place) for place in existing) or any(
+        os.path.lexists(f"{run.root}/tests/{module}{ending}") for module in modules for ending in ("", ".py")
+    )
+    return any(map(is_agents, existing)) or (is_agents(run.folder) and not is_of_tests)
 
 
 def _code(name: str, words: list[str]) -> tuple[str, str, list[str]]:
@@ -250,8 +318,11 @@ def _is_agents_script(path: str, run: Execution) -> bool:
     handle = _HANDLE.fullmatch("/dev/stdin" if path == "-" else path)
     if handle is None:
         return is_agents(path, run.folder)
-    file = run.open_files.get(int(handle[1] or 0), "")
-    return file.startswith("/") and not _HERE_DOCUMENT.fullmatch(file) and is_agents(file)
+    number = int(handle[1] or 0)
+    file = run.open_files.get(number, "")
+    if _HERE_DOCUMENT.fullmatch(file) and number not in run.not_documents:
+        return False
+    return file.startswith("/") and is_agents(file)
 
 
 def _filters_by_agents_script(kind: re.Pattern[str], words: list[str], run: Execution) -> bool:

@@ -186,7 +186,7 @@ def _read(text: str) -> tuple[Step, ...]:
         if name == "FROM":
             stages += 1
             if stages > 1:
-                steps.append(_refused("the sandbox does not do Dockerfiles of several stages", line))
+                steps.append(_refuse_step("the sandbox does not do Dockerfiles of several stages", line))
         elif name not in PASSED_OVER:
             try:
                 steps += _steps(name, rest, line, variables, documents)
@@ -217,7 +217,7 @@ def _steps(name: str, rest: str, line: str, variables: dict[str, str], documents
     if name in ("COPY", "ADD") and documents:
         words = [word for word in shlex.split(known) if not re.match(r"--(chown|chmod|link)", word)]
         if "$" in words[-1] or not all(word.startswith("<<") for word in words[:-1]):
-            return [_refused(f"the sandbox cannot do this step of the Dockerfile: {_one_line(line)}", line)]
+            return [_refuse_step(f"the sandbox cannot do this step of the Dockerfile: {_one_line(line)}", line)]
         names = (*(document.word for document in documents), words[-1])
         texts = tuple(document.text(variables) for document in documents)
         return [Step(kind="copy", words=names, line=line, texts=texts)]
@@ -225,10 +225,10 @@ def _steps(name: str, rest: str, line: str, variables: dict[str, str], documents
         words = [word for word in _words(known) if not re.match(r"--(chown|chmod|link)", word)]
         if len(words) > 1 and not any(re.match(r"--|<<|https?:|git@", word) for word in words):
             return [Step(kind="copy", words=tuple(words), line=line)]
-    return [_refused(f"the sandbox cannot do this step of the Dockerfile: {_one_line(line)}", line)]
+    return [_refuse_step(f"the sandbox cannot do this step of the Dockerfile: {_one_line(line)}", line)]
 
 
-def _refused(why: str, line: str) -> Step:
+def _refuse_step(why: str, line: str) -> Step:
     return Step(kind="refused", words=(why,), line=line)
 
 

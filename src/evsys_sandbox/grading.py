@@ -20,11 +20,12 @@ from functools import cache
 from pathlib import PurePosixPath
 
 from evsys_sandbox.code_origin import READ_ONLY
+from evsys_sandbox.landlock import TESTS_HOME
 from evsys_sandbox.launch import PATH, Tracing
 
 OWN = "/evsys"
 """The one folder inside that is ours; nothing in it can be written, but for a grader's home."""
-GRADER_HOME = f"{OWN}/home"
+GRADER_HOME = TESTS_HOME
 """Empty whenever tests begin."""
 PYTHON_FOLDER = f"{OWN}/python"
 _READ_ONLY_PREFIXES = tuple(f"{place}/" for place in READ_ONLY)

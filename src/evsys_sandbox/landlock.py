@@ -6,10 +6,13 @@ not possible. Without imports of evsys_sdk, as the whole of `supervisor`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from evsys_sandbox.ptrace import (
     LONGEST_PATH,
@@ -36,20 +39,39 @@ SCOPE_ABSTRACT_UNIX_SOCKET = 1
 PATH_BENEATH = 1
 AT_FDCWD, O_PATH_CLOEXEC = -100, 0o10000000 | 0o2000000
 OPEN_FILES = "/proc/self/fd/"
+TESTS_HOME, AGENTS_HOME = "/evsys/home", "/evsys/work"
+"""The home of the tests, where they do not name one, and of the agent's programs that they run; of one length."""
+
+
+@dataclass(frozen=True)
+class Handle:
+    """An open file that a program of the agent does not get as it is."""
+
+    number: int
+    opened: str | None
+    """What it gets in its place: the file itself, opened anew, or another; None for nothing."""
+    offset: int = 0
 
 
 def confine(
-    tid: int, machine: Machine, *, version: int, writable: list[str] | None, until_call: Callable[[int], None]
+    tid: int,
+    machine: Machine,
+    *,
+    version: int,
+    writable: list[str] | None,
+    until_call: Callable[[int], None],
+    handles: Sequence[Handle] = (),
 ) -> None:
     """Have a process, which stands at the end of a system call, enter a new Landlock domain; one in which it
     can write to these places only, where they are given. `until_call` lets it run to the next beginning or end of a
-    system call."""
+    system call. The `handles` are exchanged before."""
     registers = get_registers(tid, machine)
     # Far below the stack pointer: bash may be at work here (a file without a `#!` line), and the 128 bytes below the
     # pointer are in use on x86_64. What lies there is put back at the end.
     pc, scratch = registers[machine.pc], (registers[machine.stack] - 2 * LONGEST_PATH) & ~0xF
     places = [os.fsencode(place) + b"\0" for place in writable or ["/"]]
-    used = range(0, max(24, *map(len, places)) + 8, 8)
+    # At least 32: the names of open files are put there too.
+    used = range(0, max(32, *map(len, places)) + 8, 8)
     text, memory = peek(tid, pc), [peek(tid, scratch + offset) for offset in used]
     poke(tid, pc, machine.instruction + text[len(machine.instruction) :])
 
@@ -68,6 +90,20 @@ def confine(
         until_call(tid)
         result = get_registers(tid, machine)[machine.result]
         return result - 2**64 if result >= 2**63 else result
+
+    for handle in handles:
+        if handle.opened is None:
+            call(machine.close, handle.number)
+            continue
+        new = -1
+        for name, flags in ((handle.opened, os.O_RDONLY), (os.devnull, os.O_RDWR)):
+            put(tid, scratch, name.encode() + b"\0")
+            new = call(machine.openat, AT_FDCWD, scratch, flags, 0) if new < 0 else new
+        if new < 0:
+            raise TracingFailed
+        call(machine.lseek, new, handle.offset, os.SEEK_SET)
+        call(machine.dup3, new, handle.number, 0)
+        call(machine.close, new)
 
     # TRUNCATE exists since version 3 of Landlock (Linux 6.2), scopes since version 6 (Linux 6.12).
     scope = SCOPE_ABSTRACT_UNIX_SOCKET if version >= 6 else 0
@@ -110,6 +146,8 @@ def writable_places(process: int, guarded: str) -> list[str]:
         mounts = [line.split()[4:6] for line in file]
     mounted = [place for place, options in mounts if "rw" in options.split(",")]
     places = ["/dev", *(place for place in mounted if not f"{guarded}/".startswith(place.rstrip("/") + "/"))]
+    # The tests' home: many of their programs read settings there, and some settings are commands.
+    places = [place for place in places if place != TESTS_HOME]
     # Landlock has no exceptions: beside the guarded folder, each neighbour is allowed by itself. Not links: one of
     # the agent's could lead into the guarded folder.
     with os.scandir(f"{root}{above}") as neighbours:
@@ -121,6 +159,48 @@ def writable_places(process: int, guarded: str) -> list[str]:
         if given.startswith(f"{guarded}/") and not os.path.basename(given).startswith("reward"):
             places.append(f"{OPEN_FILES}{number}")
     return places
+
+
+def exchanged_handles(process: int, guarded: str) -> list[Handle]:
+    """Open files of the tests that a program of the agent inherits and could do harm with.
+
+    A file to read has one offset for all that inherited it: `lseek` on the list of cases in `while read; do ./x; done <
+    cases` would end the loop of the tests. The program gets such a file opened anew. A file in the guarded folder it
+    gets only as its input or output, and there not a reward that the tests have written to already.
+    """
+    found = []
+    for name in sorted(os.listdir(f"/proc/{process}/fd"), key=int):
+        place, number = f"/proc/{process}/fd/{name}", int(name)
+        path = read_link(place)
+        with contextlib.suppress(OSError, StopIteration):  # closed meanwhile
+            facts = os.stat(place)
+            with open(f"/proc/{process}/fdinfo/{name}") as file:
+                info = dict(line.split(":", 1) for line in file if line.startswith(("pos:", "flags:")))
+            flags, offset = int(info["flags"], 8), int(info["pos"])
+            if not stat.S_ISREG(facts.st_mode) or flags & O_PATH_CLOEXEC & ~os.O_CLOEXEC:
+                continue
+            is_guarded = path.startswith(f"{guarded}/")
+            if flags & os.O_ACCMODE == os.O_RDONLY:
+                found.append(Handle(number, f"{OPEN_FILES}{number}", offset))
+            elif is_guarded and number > 2:
+                found.append(Handle(number, None))
+            elif is_guarded and os.path.basename(path).startswith("reward") and facts.st_size:
+                found.append(Handle(number, os.devnull))
+    return found
+
+
+def change_home(process: int) -> None:
+    """Give a program that has not begun another home than the tests have."""
+    with open(f"/proc/{process}/environ", "rb") as file:
+        variables = b"\0" + file.read()
+    at = variables.find(f"\0HOME={TESTS_HOME}\0".encode())
+    if at < 0:
+        return
+    with open(f"/proc/{process}/stat") as file:
+        # `env_start`, the 50th field; the name of the program, the second, stands in brackets and may hold anything.
+        begin = int(file.read().rpartition(")")[2].split()[47])
+    place = begin + at + len("HOME=") + len(TESTS_HOME) - 8
+    poke(process, place, AGENTS_HOME.encode()[-8:])
 
 
 def landlock_version() -> int:

@@ -13,6 +13,7 @@ import os
 import signal
 import struct
 from dataclasses import dataclass
+from functools import cache
 
 # linux/ptrace.h
 PEEKDATA, POKEDATA, CONT, SYSCALL = 2, 5, 7, 24
@@ -47,6 +48,8 @@ class Machine:
     instruction: bytes
     openat: int
     close: int
+    lseek: int
+    dup3: int
     original: int | None = None
     """The register by which the kernel knows that a call may have to be restarted."""
 
@@ -54,8 +57,12 @@ class Machine:
 # asm/ptrace.h: on x86_64 `user_regs_struct` (rax is 10, orig_rax 15, rip 16, rsp 19), on aarch64 `user_pt_regs` (x8
 # holds the number of a call, x0 its result, 31 is sp, 32 pc). `instruction` is `syscall` and `svc #0`.
 MACHINES = {
-    "x86_64": Machine(27, 10, (14, 13, 12, 7, 9, 8), 10, 16, 19, b"\x0f\x05", openat=257, close=3, original=15),
-    "aarch64": Machine(34, 8, (0, 1, 2, 3, 4, 5), 0, 32, 31, b"\x01\x00\x00\xd4", openat=56, close=57),
+    "x86_64": Machine(
+        27, 10, (14, 13, 12, 7, 9, 8), 10, 16, 19, b"\x0f\x05", openat=257, close=3, lseek=8, dup3=292, original=15
+    ),
+    "aarch64": Machine(
+        34, 8, (0, 1, 2, 3, 4, 5), 0, 32, 31, b"\x01\x00\x00\xd4", openat=56, close=57, lseek=62, dup3=24
+    ),
 }
 
 
@@ -129,13 +136,21 @@ def read_text(tid: int, address: int) -> str:
 
 
 def get_registers(tid: int, machine: Machine) -> list[int]:
-    # With room to spare: the kernel says how much it has written, and another size is another architecture.
-    registers = (ctypes.c_uint64 * (machine.registers + 8))()
-    vector = (ctypes.c_size_t * 2)(ctypes.addressof(registers), ctypes.sizeof(registers))
-    ptrace(GETREGSET, tid, NT_PRSTATUS, ctypes.addressof(vector))
+    registers, vector, address = _buffer(machine)
+    vector[1] = ctypes.sizeof(registers)
+    ptrace(GETREGSET, tid, NT_PRSTATUS, address)
     if vector[1] != 8 * machine.registers:
         raise TracingFailed  # a program for another architecture, such as i386
-    return list(registers[: machine.registers])
+    return registers[: machine.registers]
+
+
+@cache
+def _buffer(machine: Machine) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_size_t], int]:
+    """Where the kernel writes registers, the vector that says so, and its address. Made once: a tracer is one thread.
+    With room to spare: the kernel says how much it has written, and another size is another architecture."""
+    registers = (ctypes.c_uint64 * (machine.registers + 8))()
+    vector = (ctypes.c_size_t * 2)(ctypes.addressof(registers), ctypes.sizeof(registers))
+    return registers, vector, ctypes.addressof(vector)
 
 
 def set_registers(tid: int, values: list[int]) -> None:

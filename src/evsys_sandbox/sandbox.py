@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +28,7 @@ from typing import IO, Literal, Self
 
 from evsys_sandbox.errors import SandboxError, SandboxUnavailable
 from evsys_sandbox.grading import GRADER_HOME, OWN, PYTHON_FOLDER, SITECUSTOMIZE
+from evsys_sandbox.landlock import AGENTS_HOME
 from evsys_sandbox.launch import (
     PATH,
     SandboxLaunch,
@@ -37,6 +38,7 @@ from evsys_sandbox.launch import (
     outer_command,
     why_not_traced,
 )
+from evsys_sandbox.links import follow, is_of_tests, read_target
 from evsys_sandbox.seccomp import seccomp_filter
 from evsys_sandbox.uids import UidLease, hold
 
@@ -51,6 +53,8 @@ DISK_LOOK_SECONDS = 0.25
 """Between two looks at how much disk a sandbox uses, counted in time that its commands run."""
 DISK_LOOK_SHARE, DISK_LOOK_MOST_SECONDS = 0.05, 2.0
 """A look at many files takes long: this share of the time goes into looks, with pauses of at most so long."""
+CUT_LINKS_SECONDS = 30.0
+"""How long looks at the agent's links may take before all of them are removed."""
 DISK_WALK_SECONDS = 10.0
 """A tree that takes longer to add up has too many files."""
 # What programs want to read of /etc; passwords, keys and host names are not among it.
@@ -135,6 +139,8 @@ class Sandbox:
     _live: set[SandboxLaunch] = field(default_factory=set, init=False)
     _unlooked_seconds: float = field(default=0.0, init=False)
     """How long commands have run since the disk was looked at."""
+    _aside: list[tuple[str, str, Path]] = field(default_factory=list, init=False)
+    """What was set aside: its folder, its name, and where it is."""
     _look_seconds: float = field(default=0.0, init=False)
     """What the last look took."""
 
@@ -283,6 +289,72 @@ class Sandbox:
         place.mkdir(mode=0o700)
         self._give(place)
 
+    async def cut_links(self, guarded: str) -> None:
+        """Remove links that lead to the files of tests (`links.is_of_tests`); nothing may be running.
+
+        Where that takes too long, because there are very many links, all of them are removed.
+        """
+        await asyncio.to_thread(self._cut_links, guarded)
+
+    def _cut_links(self, guarded: str) -> None:
+        places = {str(self._place / str(index)): folder for index, folder in enumerate(self.folders)}
+        find = ["/usr/bin/find", *places, "-type", "l"]
+        limit = time.monotonic() + CUT_LINKS_SECONDS
+
+        def read(path: str) -> str | None:
+            with contextlib.suppress(SandboxError):
+                top, parts = self._locate(path)
+                return read_target(str(top.joinpath(*parts)))
+            # What the machine lends; it has no links of the agent's, but may have one that leads back.
+            return read_target(path) if path.startswith(("/usr/", "/bin", "/sbin", "/lib", "/etc/")) else None
+
+        try:
+            listed = subprocess.run(
+                [*find, "-print0"], capture_output=True, check=False, timeout=CUT_LINKS_SECONDS
+            ).stdout.split(b"\0")[:-1]
+            leading = []
+            for link in map(os.fsdecode, listed):
+                if time.monotonic() > limit:
+                    raise TimeoutError
+                place = next(each for each in places if link.startswith(f"{each}/"))
+                if is_of_tests(follow(places[place] + link.removeprefix(place), read), guarded):
+                    leading.append(link)
+            for link in leading:  # when all have been followed: without one, another would seem to lead nowhere
+                os.unlink(link)  # not through another link: `find` follows none
+        except (subprocess.TimeoutExpired, OSError):  # among them a name that is longer than a path can be
+            subprocess.run([*find, "-delete"], check=False, capture_output=True)
+
+    def set_aside(self, folder: str, is_taken: Callable[[str], bool]) -> None:
+        """Take entries of certain names out of a folder, until `bring_back`; nothing may be running. A folder that is
+        not there, or is a link, has none."""
+        aside = self._place / "aside"
+        aside.mkdir(mode=0o700, exist_ok=True)
+        with ExitStack() as opened, contextlib.suppress(FileNotFoundError, SandboxError):
+            for name in os.listdir(here := self._open_folder(folder, opened)):
+                if is_taken(name):
+                    place = aside / str(len(self._aside))
+                    os.rename(name, place, src_dir_fd=here)
+                    self._aside.append((folder, name, place))
+
+    def bring_back(self) -> None:
+        """Put back what was set aside, where its place is free."""
+        for folder, name, place in reversed(self._aside):  # a folder before what was taken out of it
+            with ExitStack() as opened, contextlib.suppress(FileNotFoundError, SandboxError):
+                here = self._open_folder(folder, opened)
+                if name not in os.listdir(here):
+                    os.rename(place, name, dst_dir_fd=here)
+        self._aside.clear()
+        _remove(self._place / "aside")
+
+    def _open_folder(self, folder: str, opened: ExitStack) -> int:
+        place, parts = self._locate(f"{folder}/x")
+        here = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        opened.callback(os.close, here)
+        for part in parts[:-1]:
+            here = self._open_at(folder, part, os.O_RDONLY | os.O_DIRECTORY, here)
+            opened.callback(os.close, here)
+        return here
+
     def remove(self, path: str) -> None:
         """Remove a file, if it is there, or a folder in its place with all that is in it."""
         place, parts = self._locate(path)
@@ -308,14 +380,14 @@ class Sandbox:
     def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
         """Put a file into one of the folders (a relative path is below the first); its directories are made."""
         data = content.encode(errors="replace") if isinstance(content, str) else content
-        with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        with self._open_inside(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
             self._give(file.fileno())
             file.write(data)
             os.fchmod(file.fileno(), mode)
 
     def read(self, path: str, *, limit_bytes: int = 64 << 20) -> bytes:
         """A file out of one of the folders; FileNotFoundError when it is not there."""
-        with self._opened(path, os.O_RDONLY) as file:
+        with self._open_inside(path, os.O_RDONLY) as file:
             data = file.read(limit_bytes + 1)
         if len(data) > limit_bytes:
             raise SandboxError(f"{path} is larger than the {limit_bytes} bytes that may be read")
@@ -331,7 +403,7 @@ class Sandbox:
         return sorted(name for name in found.stdout.split("\0") if name)
 
     @contextmanager
-    def _opened(self, path: str, flags: int) -> Iterator[IO[bytes]]:
+    def _open_inside(self, path: str, flags: int) -> Iterator[IO[bytes]]:
         """The file, reached step by step without following links: the model may have laid them to host files."""
         place, parts = self._locate(path)
         with ExitStack() as opened:
@@ -408,6 +480,7 @@ class Sandbox:
             top, parts = self._locate(shown)
             args += ["--ro-bind", str(top.joinpath(*parts)), place]
         args += ["--ro-bind", str(self._place / "python"), PYTHON_FOLDER, "--size", size, "--tmpfs", GRADER_HOME]
+        args += ["--size", size, "--tmpfs", AGENTS_HOME]
         for name, program in {**_own_aliases(), **self.aliases}.items():
             args += ["--symlink", program, f"{BIN}/{name}"]
         # Last: until here bubblewrap had to make its mount points in the root directory.

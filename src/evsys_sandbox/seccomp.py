@@ -41,7 +41,8 @@ _GENERIC = {
     **_NEW, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "add_key": 217,
     "request_key": 218, "keyctl": 219, "userfaultfd": 282, "bpf": 280, "perf_event_open": 241,
     "open_by_handle_at": 265, "memfd_create": 279, "socket": 198, "clone": 220, "prlimit64": 261, "execve": 221,
-    "execveat": 281, "openat": 56, "chdir": 49, "fchdir": 50,
+    "execveat": 281, "openat": 56, "chdir": 49, "fchdir": 50, "symlinkat": 36, "linkat": 37, "renameat": 38,
+    "renameat2": 276,
 }  # fmt: skip
 
 
@@ -63,7 +64,8 @@ ARCHITECTURES = (
             **_NEW, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "add_key": 248,
             "request_key": 249, "keyctl": 250, "userfaultfd": 323, "bpf": 321, "perf_event_open": 298,
             "open_by_handle_at": 304, "memfd_create": 319, "socket": 41, "clone": 56, "prlimit64": 302, "execve": 59,
-            "execveat": 322, "open": 2, "openat": 257, "creat": 85, "chdir": 80, "fchdir": 81,
+            "execveat": 322, "open": 2, "openat": 257, "creat": 85, "chdir": 80, "fchdir": 81, "symlink": 88,
+            "symlinkat": 266, "link": 86, "linkat": 265, "rename": 82, "renameat": 264, "renameat2": 316,
         },
         second_numbering=0x40000000,
     ),
@@ -74,7 +76,8 @@ ARCHITECTURES = (
             "request_key": 287, "keyctl": 288, "userfaultfd": 374, "bpf": 357, "perf_event_open": 336,
             "open_by_handle_at": 342, "memfd_create": 356, "socketcall": 102, "socket": 359,
             "clone": 120, "prlimit64": 340, "execve": 11, "execveat": 358,
-            "open": 5, "openat": 295, "creat": 8, "chdir": 12, "fchdir": 133,
+            "open": 5, "openat": 295, "creat": 8, "chdir": 12, "fchdir": 133, "symlink": 83, "symlinkat": 304,
+            "link": 9, "linkat": 303, "rename": 38, "renameat": 302, "renameat2": 353,
         },
     ),
     Architecture(0xC00000B7, _GENERIC),  # aarch64
@@ -85,7 +88,8 @@ ARCHITECTURES = (
             **_NEW, "ptrace": 26, "process_vm_readv": 376, "process_vm_writev": 377, "kcmp": 378, "add_key": 309,
             "request_key": 310, "keyctl": 311, "userfaultfd": 388, "bpf": 386, "perf_event_open": 364,
             "open_by_handle_at": 371, "memfd_create": 385, "socket": 281, "clone": 120, "prlimit64": 369, "execve": 11,
-            "execveat": 387, "open": 5, "openat": 322, "creat": 8, "chdir": 12, "fchdir": 133,
+            "execveat": 387, "open": 5, "openat": 322, "creat": 8, "chdir": 12, "fchdir": 133, "symlink": 83,
+            "symlinkat": 331, "link": 9, "linkat": 330, "rename": 38, "renameat": 329, "renameat2": 382,
         },
     ),
 )  # fmt: skip
@@ -97,7 +101,12 @@ REFUSE, UNKNOWN_FAMILY, UNKNOWN_CALL = FAIL | errno.EPERM, FAIL | errno.EAFNOSUP
 EXECUTIONS = ("execve", "execveat")
 OPENS = {"open": 1, "openat": 2}
 """Calls that open files, and which of their arguments (from 0) holds the flags."""
-TRACED = (*EXECUTIONS, *OPENS, "creat", "chdir", "fchdir")
+PLACES: Mapping[str, tuple[int | None, int]] = {
+    "symlink": (None, 1), "symlinkat": (1, 2), "link": (None, 1), "linkat": (2, 3), "rename": (None, 1),
+    "renameat": (2, 3), "renameat2": (2, 3),
+}  # fmt: skip
+"""Calls by which a link comes to a new place, and which of their arguments hold the folder and the name there."""
+TRACED = (*EXECUTIONS, *OPENS, "creat", "chdir", "fchdir", *PLACES)
 """Calls that `tracer` sees before they are carried out; it is given their place in this list."""
 LOOKED_AT = 0o1 | 0o2 | 0o100 | 0o1000 | 0o40000 | 0o200000 | 0o10000000
 """Flags of `open`: to write, to create, to truncate; a folder (0o40000 on arm, 0o200000 elsewhere); O_PATH."""

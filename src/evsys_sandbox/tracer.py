@@ -6,13 +6,14 @@ Four things are done to every program that is started inside, whichever program 
 - It enters a new Landlock domain before its first instruction. The kernel then refuses it what `ptrace` would
   allow on every process that is not its own descendant: `/proc/PID/fd` (the pipes of the tests), `mem`, `environ`.
 - If it runs code of the agent (`code_origin`), that domain forbids it to write in the guarded folder, where the tests'
-  reward belongs. What starts below it inherits that.
+  reward belongs. What starts below it inherits that. It gets a home that is not the tests', and the files that it
+  inherits opened anew.
 - When it ends, the processes that descend from it are killed, daemons too, before its parent learns that it has ended.
   Nothing that it left in the background can change a file that the test compares afterwards. The kernel tells a
   tracer of a death first, and the parent when the tracer has reaped, so there is no moment in between.
 
-- Where a program of the tests opens a file to write, or a folder, and a link leads it into the guarded folder, the
-  reward is forged (`links`): everything ends.
+- Where a program of the tests opens a file to write, or a folder, and a link leads it into the guarded folder, or
+  where it moves, copies or unpacks a link to files of the tests, the reward is forged (`links`): everything ends.
 
 Only forks, executions, deaths and such opens stop a process: other system calls run at full speed. A process cannot
 leave: `seccomp` refuses CLONE_UNTRACED, and the tracer's death kills everything (PTRACE_O_EXITKILL). Part of
@@ -32,9 +33,26 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from evsys_sandbox.code_origin import Execution, is_agents, runs_agents_code
-from evsys_sandbox.landlock import MOST_DOMAINS, confine, landlock_version, writable_places
-from evsys_sandbox.links import ENTERS, OpenedName, RewardForged, is_forged, read_name
+from evsys_sandbox.code_origin import Execution, is_agents, names_folder, runs_agents_code, takes_names_from_files
+from evsys_sandbox.landlock import (
+    MOST_DOMAINS,
+    change_home,
+    confine,
+    exchanged_handles,
+    landlock_version,
+    writable_places,
+)
+from evsys_sandbox.links import (
+    ENTERS,
+    OpenedName,
+    RewardForged,
+    follow,
+    has_arrived,
+    is_forged,
+    leading_link,
+    read_name,
+    read_target,
+)
 from evsys_sandbox.ptrace import (
     CONT,
     EVENT_CLONE,
@@ -61,7 +79,7 @@ from evsys_sandbox.ptrace import (
     read_text,
     tracees,
 )
-from evsys_sandbox.seccomp import EXECUTIONS, TRACED
+from evsys_sandbox.seccomp import EXECUTIONS, PLACES, TRACED
 
 PR_SET_NO_NEW_PRIVS = 38
 UNCLAIMED_SECONDS, UNCLAIMED_MOST_SECONDS = 1.0, 60.0
@@ -73,10 +91,21 @@ STUCK_SECONDS, ALARM_SECONDS = 30.0, 0.1
 """After so long without progress, where the kernel needs milliseconds, the tracer ends, and everything with it."""
 
 AT_EXECFN = 31  # linux/auxvec.h
+LAYS = ("symlink", "symlinkat", "link", "linkat")
 
 
 class TracerStuck(Exception):
     """Something that must happen soon does not happen. The tracer ends, and PTRACE_O_EXITKILL kills all it follows."""
+
+
+@dataclass(frozen=True)
+class ProgramOrigin:
+    """What a program is that begins; the names are those of `Program`."""
+
+    is_agents: bool = False
+    is_copier: bool = False
+    is_confined: bool = False
+    is_ln: bool = False
 
 
 @dataclass(eq=False)
@@ -87,6 +116,13 @@ class Program:
     parent: Program | None = None
     is_agents: bool = False
     """It runs code of the agent, and cannot write in the guarded folder."""
+    is_copier: bool = False
+    """It makes files and links whose names and targets are written in other files (`code_origin`). One of the tests
+    cannot write in the guarded folder either, unless its command line names it."""
+    is_confined: bool = False
+    """It cannot write in the guarded folder."""
+    is_ln: bool = False
+    """It is the program that lays links."""
     domains: int = 0
     """In how many Landlock domains it is."""
     is_over: bool = False
@@ -125,10 +161,8 @@ class Tracer:
         """Threads whose birth was reported, and that have not stopped for the first time."""
         self.executing: dict[int, str] = {}
         """Threads that are inside a call that executes, and the file."""
-        self.opening: dict[int, OpenedName] = {}
-        """Threads of the tests that are inside a call that opens, and what it names."""
-        self.has_run_agents = False
-        """Whether a program of the agent has begun: before that, there are no links of its."""
+        self.opening: dict[int, OpenedName | tuple[str, list[int]]] = {}
+        """Threads that are inside a call that opens, enters, lays a link or moves: what it names, or its arguments."""
         self.put_off: list[int] = []
         """Signals to send again to a program that has not begun."""
         self.guarded_handle: int | None = None
@@ -188,11 +222,12 @@ class Tracer:
             ptrace(CONT, tid)
         elif event == EVENT_SECCOMP:
             call = TRACED[event_message(tid)]
-            is_opening = call not in EXECUTIONS
-            if is_opening and (
-                self.tasks[tid].program.is_agents  # Landlock keeps it out of the guarded folder
-                or not (self.has_run_agents or call in ENTERS)  # there are no links yet
-            ):
+            is_opening, program = call not in EXECUTIONS, self.tasks[tid].program
+            # Landlock keeps a program of the agent out of the guarded folder. New links are looked at where a program
+            # takes them from other files; a script of the tests that lays one knows where it leads, and so does `ln`,
+            # which lays it under another name and moves it.
+            is_own = program.is_agents or call in LAYS or (call in PLACES and program.is_ln)
+            if is_opening and is_own and not (call in PLACES and program.is_copier):
                 ptrace(CONT, tid)
                 return
             try:
@@ -206,11 +241,10 @@ class Tracer:
                 self.executing[tid] = read_text(tid, arguments[EXECUTIONS.index(call)])
                 ptrace(SYSCALL, tid)
                 return
-            name = read_name(tid, call, arguments)
-            # In other places the agent can have laid no link.
-            if name.folder is not None or call in ENTERS or is_agents(name.path):
-                self.opening[tid] = name
-            ptrace(SYSCALL if tid in self.opening else CONT, tid)
+            # What is opened is read only where it turns out to matter; a program that enters a folder is in another
+            # one then.
+            self.opening[tid] = read_name(tid, call, arguments) if call in ENTERS else (call, arguments)
+            ptrace(SYSCALL, tid)
         elif event == EVENT_EXEC:
             former = event_message(tid)  # another thread than the first has taken over the first one's number
             self.executing.pop(former, None)
@@ -218,22 +252,16 @@ class Tracer:
             if former != tid:
                 task = self.tasks.pop(former, None)
                 self.tasks[tid] = Task(tid, task.program) if task is not None else self.tasks[tid]
-            self._begin_program(tid, is_agents=self._runs_agents_code(tid))
+            self._begin_program(tid, self._origin(tid))
         elif number == SYSCALL_STOP and tid in self.opening:
-            name, result = self.opening.pop(tid), get_registers(tid, self.machine)[self.machine.result]
-            visited = self.tasks[tid].program.visited
-            if (
-                result < 2**63
-                and self.guarded is not None
-                and is_forged(tid, name, result, guarded=self.guarded, visited=visited)
-            ):
-                raise RewardForged(f"a link led what the tests do with {name.path} to {self.guarded}")
+            self._check_opening(tid, self.opening.pop(tid), get_registers(tid, self.machine)[self.machine.result])
             ptrace(CONT, tid)
         elif number == SYSCALL_STOP and tid in self.executing:  # and it has failed
             file, result = self.executing.pop(tid), get_registers(tid, self.machine)[self.machine.result]
             # Bash reads a file that has no `#!` line itself, in the process that was to become the program.
             if result == 2**64 - errno.ENOEXEC and is_agents(file, read_link(f"/proc/{tid}/cwd")):
-                self._begin_program(tid, is_agents=self.guarded is not None, inside_call=False)
+                is_guarded = self.guarded is not None
+                self._begin_program(tid, ProgramOrigin(is_agents=is_guarded, is_confined=is_guarded), inside_call=False)
             else:
                 ptrace(CONT, tid)
         elif tid not in self.tasks:
@@ -245,6 +273,33 @@ class Tracer:
             ptrace(LISTEN, tid)
         else:
             ptrace(CONT, tid, 0, 0 if event or number == SYSCALL_STOP else number)
+
+    def _check_opening(self, tid: int, opening: OpenedName | tuple[str, list[int]], result: int) -> None:
+        """A call that opens, enters, lays a link or moves is done: whether a link forges the reward."""
+        if self.guarded is None:
+            return
+        program, has_failed = self.tasks[tid].program, result >= 2**63
+        call = opening.call if isinstance(opening, OpenedName) else opening[0]
+        if has_failed and not (program.is_copier and result == 2**64 - errno.EACCES):
+            return
+        if not has_failed and call not in PLACES and not has_arrived(tid, call, result, self.guarded):
+            return
+        name = opening if isinstance(opening, OpenedName) else read_name(tid, *opening)
+        # In other places the agent can have laid no link.
+        if name.folder is None and call not in ENTERS and not is_agents(name.path):
+            return
+        if call in PLACES:
+            link = None if has_failed else leading_link(tid, name, self.guarded)
+            if link is not None:
+                raise RewardForged(f"{link}, which the tests moved, copied or unpacked, leads to files of the tests")
+            return
+        if has_failed:
+            led = follow(name.path, lambda path: read_target(f"/proc/{tid}/root{path}")) or ""
+            is_forgery = f"{led}/".startswith(f"{self.guarded}/") and not name.path.startswith(f"{self.guarded}/")
+        else:
+            is_forgery = is_forged(tid, name, result, guarded=self.guarded, visited=program.visited)
+        if is_forgery:
+            raise RewardForged(f"a link led what the tests do with {name.path} to {self.guarded}")
 
     def _add_task(self, tid: int, *, parent: Task) -> None:
         """A thread or process was born."""
@@ -293,39 +348,52 @@ class Tracer:
                     return True
         return False
 
-    def _begin_program(self, process: int, *, is_agents: bool, inside_call: bool = True) -> None:
+    def _begin_program(self, process: int, origin: ProgramOrigin, *, inside_call: bool = True) -> None:
         """A process has begun a program, and has not run any of it."""
         program = self.tasks[process].program
-        is_new, was_agents = program.root != process, program.is_agents
+        is_new, former = program.root != process, program
+        was_agents, was_confined = former.is_agents, former.is_confined
         if is_new:
             program.processes.discard(process)
-            program = Program(process, program, program.is_agents, program.domains, processes={process})
+            program = Program(process, former, domains=former.domains, processes={process})
             self.programs.add(program)
             self.tasks[process] = Task(process, program)
             if program.parent is not None and program.parent.is_over:
                 os.kill(process, signal.SIGKILL)
                 return
-        is_first_of_agents = is_agents and not was_agents
-        program.is_agents = was_agents or is_agents
-        self.has_run_agents |= program.is_agents
+        is_first_of_agents = origin.is_agents and not was_agents
+        is_first_confined = is_first_of_agents or (origin.is_confined and not was_confined)
+        program.is_agents = was_agents or origin.is_agents
+        program.is_copier = former.is_copier or origin.is_copier
+        program.is_confined = was_confined or origin.is_confined
+        program.is_ln = origin.is_ln
         program.visited.add(read_link(f"/proc/{process}/cwd"))
         # The last domain is for a program of the agent; one of the tests stays in that of the program that started it.
-        if is_first_of_agents or (is_new and program.domains < MOST_DOMAINS - 1):
+        if is_first_confined or (is_new and program.domains < MOST_DOMAINS - 1):
             program.domains += 1
             try:
                 if inside_call:
                     # On from inside `execve` to its end: the kernel would overwrite what is put into registers before.
                     self.put_off.clear()
                     self._until_call(process)
-                writable = None
-                if is_first_of_agents:
+                writable, handles = None, []
+                if is_first_confined:
                     assert self.guarded is not None
                     if self.guarded_handle is None:
                         folder = f"/proc/{process}/root{self.guarded}"
                         self.guarded_handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                     writable = writable_places(process, self.guarded)
+                    if is_first_of_agents:
+                        handles = exchanged_handles(process, self.guarded)
+                        if inside_call:
+                            change_home(process)
                 confine(
-                    process, self.machine, version=self.landlock_version, writable=writable, until_call=self._until_call
+                    process,
+                    self.machine,
+                    version=self.landlock_version,
+                    writable=writable,
+                    handles=handles,
+                    until_call=self._until_call,
                 )
                 while self.put_off:
                     os.kill(process, self.put_off.pop())
@@ -336,28 +404,39 @@ class Tracer:
                 return
         ptrace(CONT, process)
 
-    def _runs_agents_code(self, process: int) -> bool:
+    def _origin(self, process: int) -> ProgramOrigin:
         program = self.tasks[process].program
         is_bubblewrap = program.parent is None and program.root == process
         if self.guarded is None or program.is_agents or is_bubblewrap:
-            return False
+            return ProgramOrigin()  # what is below a program of the agent is the agent's as well
         place = f"/proc/{process}"
         try:
             with open(f"{place}/cmdline", "rb") as file:
                 words = os.fsdecode(file.read()).split("\0")[:-1]
             with open(f"{place}/auxv", "rb") as file:
                 vector = dict(struct.iter_unpack("=QQ", file.read()))
+            open_files = {int(number): os.readlink(f"{place}/fd/{number}") for number in os.listdir(f"{place}/fd")}
+            # Bash has removed a here-document. A program of the agent that is alive could have written to it before.
+            is_agent_alive = any(other.is_agents and other.processes for other in self.programs)
+            not_documents = [
+                number
+                for number, path in open_files.items()
+                if path.endswith(" (deleted)") and (is_agent_alive or os.stat(f"{place}/fd/{number}").st_nlink)
+            ]
             run = Execution(
                 executable=os.readlink(f"{place}/exe"),
                 file=read_text(process, vector[AT_EXECFN]),
                 words=words,
                 folder=os.readlink(f"{place}/cwd"),
-                open_files={int(number): os.readlink(f"{place}/fd/{number}") for number in os.listdir(f"{place}/fd")},
+                open_files=open_files,
                 root=f"{place}/root",
+                not_documents=frozenset(not_documents),
             )
         except (OSError, KeyError, struct.error):
-            return True  # killed meanwhile, or of another architecture
-        return runs_agents_code(run)
+            return ProgramOrigin(is_agents=True, is_confined=True)  # killed meanwhile, or of another architecture
+        is_of_agent, is_copier = runs_agents_code(run), takes_names_from_files(run)
+        is_confined = is_of_agent or (is_copier and not names_folder(run, self.guarded))
+        return ProgramOrigin(is_of_agent, is_copier, is_confined, is_ln=os.path.basename(run.executable) == "ln")
 
     def _bury(self, tid: int) -> None:
         """A thread is dead, and its parent does not know: end what its program left, then let the parent know."""
@@ -366,7 +445,7 @@ class Tracer:
             task.program.processes.discard(tid)
             if task.program.root == tid and self.kills_strays:
                 self._kill_below(task.program)
-            if task.program.root == tid and task.program.is_agents:
+            if task.program.root == tid and task.program.is_confined:
                 self._reopen_guarded()
             if not task.program.processes and not any(other.parent is task.program for other in self.programs):
                 self.programs.discard(task.program)

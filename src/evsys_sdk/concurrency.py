@@ -173,13 +173,13 @@ class _Threaded:
 
     def _work(self) -> None:
         with contextlib.suppress(_Stopped):
-            said = self._said()
+            said = self._answer()
             with self.lock:
                 self.at_work = False
             with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no caller left
                 self.loop.call_soon_threadsafe(self._settle, said)
 
-    def _said(self) -> tuple[bool, object]:
+    def _answer(self) -> tuple[bool, object]:
         try:
             return True, self.context.run(self.call)
         except _Stopped:

@@ -144,10 +144,10 @@ def from_dict(row: Columns) -> TypedRow:
             f"this row has no known shape (it has: {keys}); expected `messages`, or `instruction` with "
             "`verifier`, or `inputs`"
         )
-    return _typed(row, TargetFormat(shape))
+    return _to_typed(row, TargetFormat(shape))
 
 
-def _typed(row: Columns, shape: TargetFormat) -> TypedRow:
+def _to_typed(row: Columns, shape: TargetFormat) -> TypedRow:
     cls = _ROWS[shape]
     names = set(cls.__dataclass_fields__)  # type: ignore[attr-defined]
     known = {key: value for key, value in row.items() if key in names}
@@ -268,7 +268,7 @@ def parse_rows(rows: Iterable[Columns], target: TargetFormat | str) -> list[Any]
             keys = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
             raise DataError(f"row {index} is {detect_format(row)}, not {shape.value}; it has: {shorten(keys, 120)}")
         try:
-            parsed.append(_typed(row, shape))
+            parsed.append(_to_typed(row, shape))
         except DataError as exc:
             raise DataError(f"row {index}: {exc}") from exc
     return parsed

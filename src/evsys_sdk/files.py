@@ -227,15 +227,15 @@ def write_rows(path: str | Path, rows: Iterable[Row], *, record: bool = False) -
 
 def encode_record(row: Row) -> bytes:
     """One line of a log or record, without secrets that are known by value."""
-    return _encoded(to_json(row) + "\n")
+    return _encode(to_json(row) + "\n")
 
 
 def encode_row(row: Row) -> bytes:
     """One line of a dataset, which comes back as it was."""
-    return _encoded(plain_json(row) + "\n")
+    return _encode(plain_json(row) + "\n")
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, as JSON's \ud800 allows: keep it escaped

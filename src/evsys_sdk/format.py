@@ -43,17 +43,36 @@ def as_number(value: Any) -> float | None:
     return None if isinstance(value, str | bytes) else value if isinstance(value, int) else number
 
 
-def shown(value: float, *, signed: bool = False) -> str:
-    """`0.938`, `+0.050`, `6.5e-06`."""
+TOKENS, USD = "tokens", "USD"
+"""Units whose numbers are not written with three decimals."""
+
+
+def number_text(value: float, *, unit: str = "", signed: bool = False) -> str:
+    """A number as its unit is read, without the unit: `0.938`, `6.5e-06`; `1,204` tokens, `0.0031` USD."""
     sign = "+" if signed else ""
+    if unit == TOKENS:
+        return f"{value:{sign},.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:{sign}.1f}"
+    if unit == USD and (value == 0 or abs(value) >= 1e-6):  # cents and their parts, not powers of ten
+        return f"{value:{sign}.{4 if value == 0 or abs(value) >= 0.001 else 7}f}"
     return f"{value:{sign}.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:{sign}.2g}"
 
 
-def span(low: float | None, high: float | None, *, signed: bool = False) -> str:
+def shown(value: float, *, unit: str = "", signed: bool = False) -> str:
+    """A number with its unit: `0.938`, `+0.050`, `1.250 s`, `1,204 tokens`."""
+    return f"{number_text(value, unit=unit, signed=signed)}{f' {unit}' if unit else ''}"
+
+
+def span(low: float | None, high: float | None, *, unit: str = "", signed: bool = False) -> str:
     """` [0.832, 0.979]`, or nothing where there is no interval."""
     if low is None or high is None:
         return ""
-    return f" [{shown(low, signed=signed)}, {shown(high, signed=signed)}]"
+    low_text, high_text = (number_text(end, unit=unit, signed=signed) for end in (low, high))
+    return f" [{low_text}, {high_text}]"
+
+
+def interval_text(value: float, low: float | None, high: float | None, *, unit: str = "") -> str:
+    """`0.900 [0.802, 0.951]`; `1.250 [1.100, 1.400] s`."""
+    return f"{number_text(value, unit=unit)}{span(low, high, unit=unit)}{f' {unit}' if unit else ''}"
 
 
 def has_many_errors(n_errors: int, n_rollouts: int) -> bool:
@@ -71,6 +90,7 @@ def score_text(
     low: float | None = None,
     high: float | None = None,
     *,
+    unit: str = "",
     counts: Sequence[str] = (),
     marks: Sequence[str] = (),
     n_errors: int = 0,
@@ -80,10 +100,10 @@ def score_text(
     """A score as every line, table and page writes it: `0.900 [0.802, 0.951], 60 tasks, 1 seed, 2 of 60 rollouts
     errored`. `counts`: what it is over. `marks`: what else a reader must know, such as `on training rows`. Many errors
     stand before the number, unless `errors_first` is False."""
-    if value is None:
-        return "not valid"
     errors = errors_text(n_errors, n_rollouts)
-    text = ", ".join([shown(value) + span(low, high), *counts, *(mark for mark in marks if mark)])
+    if value is None:
+        return f"no score: {errors}" if errors else "not valid"
+    text = ", ".join([interval_text(value, low, high, unit=unit), *counts, *(mark for mark in marks if mark)])
     if errors and errors_first and has_many_errors(n_errors, n_rollouts):
         return f"{errors}; {text}"
     return f"{text}, {errors}" if errors else text
@@ -98,6 +118,7 @@ def benchmark_score_text(score: Score, *marks: str, with_counts: bool = True) ->
         score.value,
         score.low,
         score.high,
+        unit=score.unit,
         counts=counts,
         marks=marks,
         n_errors=score.n_errors,
@@ -106,17 +127,32 @@ def benchmark_score_text(score: Score, *marks: str, with_counts: bool = True) ->
     )
 
 
-def amount(value: float, *, share: bool, signed: bool = False) -> str:
+def amount(value: float, *, share: bool, unit: str = "", signed: bool = False) -> str:
     """A difference without its unit: `13.3` of a share, which is given in points; else in the metric's own size."""
     if not share:
-        return shown(value, signed=signed)
+        return number_text(value, unit=unit, signed=signed)
     points = round(100 * value, 1) + 0.0  # no -0.0
     return f"{points:+.1f}" if signed else f"{points:.1f}"
+
+
+def amount_unit(*, share: bool, unit: str = "") -> str:
+    """The unit of a difference, to stand behind its `amount`: ` points`, ` s`; nothing for a number without a unit."""
+    return " points" if share else f" {unit}" if unit else ""
 
 
 def count(n: int, what: str) -> str:
     """`1 task`, `1,200 tasks`."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+MOST_NAMED = 3
+"""Arms that a sentence names; the record has all."""
+
+
+def name_list(names: Sequence[str]) -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def plan_text(tasks: int | None, seeds: int | None, both: Sequence[int] | None, templates: int | None = None) -> str:

@@ -17,7 +17,7 @@ import threading
 import time
 from functools import lru_cache
 from pathlib import Path
-from re import _parser  # type: ignore[attr-defined]  # what `re` itself makes of a pattern
+from re import _compiler, _parser  # type: ignore[attr-defined]  # what `re` itself makes of a pattern
 from typing import Any
 
 from evsys_sdk.errors import VerifierFailed, shorten
@@ -27,6 +27,7 @@ MOST_WORKERS = 4
 QUICK_STEPS = 5_000_000
 """What may be done here, at most: between a tenth and half of a second."""
 _LOOK_SECONDS = 0.05
+_NO_WIDTH = frozenset({"AT", "ASSERT", "ASSERT_NOT"})
 _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 
 
@@ -85,6 +86,145 @@ def _explore_item(name: str, argument: Any, length: int) -> tuple[float, float]:
     if name == "ATOMIC_GROUP":
         return _explore(argument, length)
     return 1.0, {"GROUPREF": length, "IN": len(argument) if name == "IN" else 1}.get(name, 1)
+
+
+@lru_cache(maxsize=4096)
+def matches_nothing(pattern: str, flags: int = 0) -> bool:
+    """Whether it can be proved that no text matches, as of `(?!)` and `a^b`. False where it can match, where it is not
+    known, and where the pattern is wrong in another way."""
+    try:
+        parsed = _parser.parse(pattern, flags)
+        return _is_dead(parsed, parsed.state.flags)
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
+def _is_dead(parsed: Any, flags: int, before: int = 0, after: int = 0) -> bool:
+    """Whether these items cannot match. `before` and `after`: characters that the same match takes at least before and
+    after them, which is what rules `^` and `$` out."""
+    for index, (operation, argument) in enumerate(parsed):
+        ahead, behind = parsed[index + 1 :], parsed[:index]
+        least_before, least_after = before + behind.getwidth()[0], after + ahead.getwidth()[0]
+        # What stands at this place of the text, however many anchors and looks stand there too.
+        last = next((item for item in reversed(list(behind)) if str(item[0]) not in _NO_WIDTH), None)
+        following = next((item for item in ahead if str(item[0]) not in _NO_WIDTH), None)
+        name = str(operation)
+        if name == "AT":
+            if {"AT_BOUNDARY", "AT_NON_BOUNDARY"} == {str(argument), str(ahead[0][1]) if len(ahead) else ""}:
+                return True
+            if _is_dead_anchor(parsed, str(argument), flags, last, following, least_before, least_after):
+                return True
+        elif name in ("ASSERT", "ASSERT_NOT"):
+            if _is_dead_look(name, argument, flags, following if argument[0] > 0 else last, least_before):
+                return True
+        elif name == "IN":
+            if str(argument[0][0]) == "NEGATE" and _matches_no_character(parsed, (operation, argument), flags):
+                return True
+        elif name == "BRANCH":
+            if all(_is_dead(option, flags, least_before, least_after) for option in argument[1]):
+                return True
+        elif name == "SUBPATTERN":
+            _, added, removed, body = argument
+            if _is_dead(body, (flags | added) & ~removed, least_before, least_after):
+                return True
+        elif name == "ATOMIC_GROUP":
+            if _is_dead(argument, flags, least_before, least_after):
+                return True
+        elif name in _REPEATS:
+            # The first time round nothing but `before` was taken, the last time nothing but `after` will be.
+            if argument[0] > 0 and _is_dead(argument[2], flags, least_before if argument[0] == 1 else 0, 0):
+                return True
+        elif name == "GROUPREF_EXISTS":
+            options = [option for option in argument[1:] if option is not None]
+            if len(options) == 2 and all(_is_dead(option, flags, least_before, least_after) for option in options):
+                return True
+    return False
+
+
+def _is_dead_anchor(
+    parsed: Any, anchor: str, flags: int, last: Any, following: Any, least_before: int, least_after: int
+) -> bool:
+    takes_newline = {
+        side: _takes_newline(parsed, item, flags) for side, item in (("last", last), ("following", following))
+    }
+    is_multiline = bool(flags & re.MULTILINE)
+    if anchor == "AT_BEGINNING_STRING" or (anchor == "AT_BEGINNING" and not is_multiline):
+        return least_before > 0
+    if anchor == "AT_BEGINNING":
+        return takes_newline["last"] is False
+    if anchor == "AT_END_STRING":
+        return least_after > 0
+    if anchor == "AT_END":
+        # Without MULTILINE `$` also holds before a line break that is the last character.
+        return (least_after > 1 and not is_multiline) or takes_newline["following"] is False
+    return False
+
+
+def _is_dead_look(name: str, argument: Any, flags: int, beside: Any, least_before: int) -> bool:
+    """A look ahead or behind that always fails; `beside` is the item that takes what it looks at."""
+    direction, body = argument
+    seen = _characters(body[0], flags) if len(body) == 1 else None
+    taken = _characters(beside, flags) if beside is not None else None
+    if name == "ASSERT":
+        is_apart = seen is not None and taken is not None and not seen & taken
+        return is_apart or _is_dead(body, flags, least_before if direction > 0 else 0)
+    return (seen is not None and taken is not None and taken <= seen) or _takes_nothing(body)
+
+
+def _takes_nothing(parsed: Any) -> bool:
+    """Whether it matches at every place of every text, because each of its items may be left out."""
+    for operation, argument in parsed:
+        name = str(operation)
+        if name in _REPEATS and (argument[0] == 0 or _takes_nothing(argument[2])):
+            continue
+        if name == "SUBPATTERN" and _takes_nothing(argument[3]):
+            continue
+        if name == "BRANCH" and any(map(_takes_nothing, argument[1])):
+            continue
+        return False
+    return True
+
+
+def _characters(item: Any, flags: int) -> frozenset[int] | None:
+    """What an item that takes one character can take; None where that is not known, or much."""
+    name, argument = str(item[0]), item[1]
+    if flags & re.IGNORECASE:
+        return None
+    if name == "LITERAL":
+        return frozenset([argument])
+    if name != "IN":
+        return None
+    found: set[int] = set()
+    for kind, value in argument:
+        if str(kind) == "LITERAL":
+            found.add(value)
+        elif str(kind) == "RANGE" and value[1] - value[0] < 1000:
+            found.update(range(value[0], value[1] + 1))
+        else:
+            return None
+    return frozenset(found)
+
+
+def _takes_newline(parsed: Any, item: Any, flags: int) -> bool | None:
+    """Whether an item that takes one character can take a line break; None for other items."""
+    if item is None or str(item[0]) not in ("LITERAL", "NOT_LITERAL", "IN", "ANY"):
+        return None
+    return _compile_item(parsed, item, flags).fullmatch("\n") is not None
+
+
+def _matches_no_character(parsed: Any, item: Any, flags: int) -> bool:
+    pattern = _compile_item(parsed, item, flags)
+    # Most classes take one of these; all the others are tried on every character there is.
+    return pattern.search("a0_ \n-\u00e9\u4e2d") is None and pattern.search(_all_characters()) is None
+
+
+def _compile_item(parsed: Any, item: Any, flags: int) -> re.Pattern[str]:
+    return _compiler.compile(_parser.SubPattern(parsed.state, [item]), flags)
+
+
+@lru_cache(maxsize=1)
+def _all_characters() -> str:
+    return "".join(map(chr, range(sys.maxunicode + 1)))
 
 
 class _Worker:

@@ -6,7 +6,7 @@ In: nothing. Out: one Protocol per extension point, and the records that pass be
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -73,6 +73,8 @@ class RunResult:
     stopped_at: StoppedAt | None = None
     paused_at: int | None = None
     """The step at which a search paused the run."""
+    chosen_steps: dict[str, int] = field(default_factory=dict)
+    """Stage (`""` for a run without stages) -> the step whose weights it ended with, where `best_by` chose them."""
     pruned: PrunedAt | None = None
     resumed: bool = False
     """An earlier process had begun the run."""
@@ -87,6 +89,27 @@ class RunResult:
     def name(self) -> str:
         """How messages call the run."""
         return self.run_name or self.run_id
+
+    @property
+    def final_evals(self) -> list[EvalResult]:
+        """The evaluations without those of weights that `best_by` did not keep: of several on one benchmark the last
+        is the score of the run."""
+        return of_kept_weights(self.evals, self.chosen_steps)
+
+
+class EvalAtStep(Protocol):
+    """Which weights were evaluated?"""
+
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def stage(self) -> str | None: ...
+
+
+def of_kept_weights[E: EvalAtStep](evals: Iterable[E], chosen_steps: Mapping[str, int]) -> list[E]:
+    """The evaluations up to the step whose weights a stage ended with, and those made after training: a later step of
+    the loop was scored on weights that were not kept."""
+    return [one for one in evals if one.step is None or one.step <= chosen_steps.get(one.stage or "", one.step)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,6 +212,8 @@ class Score:
     n_rollouts: int = 0
     n_errors: int = 0
     error: str | None = None
+    unit: str = ""
+    """Of the value, where the metric has one: `s`, `USD`, `tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

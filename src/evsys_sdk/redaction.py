@@ -2,10 +2,11 @@
 
 In: text on its way out: to a record, a log, the terminal, the wire. Out: the text with `[redacted]` where a secret
 stood. A secret is known by value (environment variables whose names say so, variables that a config names, settings
-whose names say so, headers, passwords in URLs, given in the YAML or by an option) or by shape (`sk-...`, `Bearer ...`,
-`user:password@` in a URL). A value is found as it is, as JSON, URLs, HTML and Python write it, in base64 and hex, and
-broken over lines. By value is a substring search, cheap enough for every line; by shape is for texts of ours and error
-messages, not for what a model wrote or a dataset holds, which must come back from the record as it was.
+whose names say so, headers, passwords and keys in URLs, given in the YAML or by an option) or by shape (`sk-...`,
+`Bearer ...`, `user:password@` or `?sig=...` in a URL). A value is found as it is, as JSON, URLs, HTML and Python write
+it, in base64 and hex, and broken over lines. By value is a substring search, cheap enough for every line; by shape is
+for texts of ours and error messages, not for what a model wrote or a dataset holds, which must come back from the
+record as it was.
 """
 
 from __future__ import annotations
@@ -72,9 +73,20 @@ _VALUE = r"(?=[A-Za-z0-9._~+/=-]*\d)(?=[A-Za-z0-9._~+/=-]*[A-Za-z])[A-Za-z0-9._~
 _AFTER = re.compile(
     r"(?i)(" + _START + r"bearer\s+"
     r"|" + _START + r"(?:x-)?(?:api|auth|access)[-_]?(?:key|token)(?:\\*[\"']\s*:\s*\\*[\"']|\s*[:=]\s*(?:\\*[\"'])?)"
-    r"|" + _START + r"(?:password|passwd|client_secret|secret)=|[?&](?:key|token|sig|signature|auth|secret)=)" + _VALUE
+    r"|" + _START + r"(?:password|passwd|client_secret|secret)=)" + _VALUE
 )  # fmt: skip
 """A header or an assignment; the value has a letter and a digit, so that no word and no number is taken for one."""
+_QUERY = re.compile(r"((?:[?&#](?:amp;)?|\\u0026)([A-Za-z0-9_.~%-]{1,64})=)([^\s&#\"'\\<>]+)")
+"""One parameter in the query of a URL: up to its value, its name, its value."""
+_SECRET_PARAMETER = re.compile(
+    r"(?:^|_)(?:sig|signature|secret|password|passwd|pwd|passphrase|credentials?|token|jwt|bearer|authorization)$"
+    r"|(?:api|subscription|access|secret|private|account|functions?|auth|client|master|host)_?key$"
+    r"|(?:access|auth|id|refresh|session|security|bearer|sas)_?token$"
+)
+"""Names of parameters whose value is a secret whatever it looks like."""
+_MAYBE_SECRET_PARAMETER = re.compile(r"(?:^|_)(?:key|code|access|auth|pass|session|sas)(?:_|$)|key$|token|secret")
+"""Names of parameters whose value is a secret unless it is a word or a number: `?code=...`, `?key=...`."""
+_PLACEHOLDER = re.compile(r"\$\{?\w+\}?|\{\w*\}")
 _HEADER = re.compile(
     r"(?i)(authorization(?:\\*[\"'])?\s*[:=,]\s*(?:\\*[\"'])?(?:(?:basic|token|digest|apikey)\s+)?)"
     r"(?!bearer\b|\[)[A-Za-z0-9._~+/=-]{8,}"
@@ -144,6 +156,8 @@ def redact(text: str) -> str:
         text = _SHAPES.sub(REDACTED, text)
     if "PRIVATE KEY-----" in text:
         text = _PRIVATE_KEY.sub(REDACTED, text)
+    if "=" in text and ("?" in text or "&" in text or "#" in text or "\\u0026" in text):
+        text = _QUERY.sub(lambda one: one[1] + (REDACTED if _is_secret_parameter(one[2], one[3]) else one[3]), text)
     lowered = text.lower()
     if any(word in lowered for word in _ASSIGNMENT_MARKS):
         text = _AFTER.sub(rf"\g<1>{REDACTED}", text)
@@ -153,8 +167,7 @@ def redact(text: str) -> str:
 
 
 _ASSIGNMENT_MARKS = (
-    "bearer", "basic", "authorization", "api", "auth", "access", "passw", "secret=", "token=", "key=", "sig=",
-    "signature=",
+    "bearer", "basic", "authorization", "api", "auth", "access", "passw", "secret=",
 )  # fmt: skip
 
 
@@ -178,7 +191,7 @@ def redact_values(text: str) -> str:
 _OPEN_SHAPE = re.compile(
     r"(?:(?i:bearer|basic|authorization|(?:x-)?(?:api|auth|access)[-_]?(?:key|token)|password|passwd|secret)[\"'\\]*"
     r"\s*[:=,]?\s*[\"'\\]*(?:(?i:bearer|basic|token|digest|apikey)\s+)?\S*"
-    r"|[?&](?i:key|token|sig|signature|auth|secret)=\S*"
+    r"|[?&#][A-Za-z0-9_.~%;-]{1,64}=\S*"
     r"|(?:" + "|".join(map(re.escape, _SHAPE_MARKS)) + r")\S*|://\S*|-----BEGIN [^-]*PRIVATE KEY-----.*)\Z",
     re.DOTALL,
 )  # fmt: skip
@@ -313,7 +326,7 @@ def is_variable_name(value: str) -> bool:
 
 def add_secrets(values: Iterable[str | None]) -> None:
     """From now on these values do not leave the process."""
-    _known.add(found for value in values if value for found in _named(value))
+    _known.add(found for value in values if value for found in _secret_values(value))
 
 
 def learn_from_settings(settings: object, environ: Mapping[str, str] = os.environ) -> None:
@@ -361,9 +374,9 @@ def _in_settings(settings: object, environ: Mapping[str, str]) -> Iterator[str]:
             name = str(key).rpartition(".")[2]
             if isinstance(value, str) and name.lower().endswith("_env"):
                 if value in environ:
-                    yield from _named(environ[value])
+                    yield from _secret_values(environ[value])
                 elif not is_variable_name(value):
-                    yield from _named(value)
+                    yield from _secret_values(value)
             elif is_secret_name(name):
                 yield from _all_below(value)
             elif _HEADERS_SETTING.search(name) and isinstance(value, Mapping):
@@ -379,17 +392,50 @@ def _in_settings(settings: object, environ: Mapping[str, str]) -> Iterator[str]:
         # A variable that the config names in a key of any name; here its value must look like a secret.
         for variable in {settings, *_IN_SHELL.findall(settings)} & environ.keys():
             if _looks_secret(variable, environ[variable]):
-                yield from _named(environ[variable])
+                yield from _secret_values(environ[variable])
         yield from _in_url(settings)
 
 
+def _is_secret_parameter(name: str, value: str) -> bool:
+    """Whether this value of a parameter in a URL's query is a secret, by the parameter's name."""
+    # One form for `accessToken`, `Access-Token` and `ACCESS_TOKEN`.
+    name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", unquote(name)).lower())
+    if _PLACEHOLDER.fullmatch(value):
+        return False
+    if _SECRET_PARAMETER.search(name):
+        return True
+    has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
+    is_plain = len(value) < 16 and (value.islower() or value.isupper()) and not has_digit
+    return (
+        bool(_MAYBE_SECRET_PARAMETER.search(name)) and not name.endswith("tokens") and not is_plain
+        and len(value) >= SHORTEST and (has_letter or len(value) >= SHORTEST_NUMBER)
+    )  # fmt: skip
+
+
+def _is_random(value: str) -> bool:
+    """Whether it looks drawn by chance: 16 letters and digits in a row, or 24 in upper and lower case; unlike
+    `2024-05-01-preview`, a UUID or the name of a model."""
+    pieces = re.findall(r"[A-Za-z0-9]{16,}", value)
+    if any(not piece.isdigit() and any(map(str.isdigit, piece)) for piece in pieces):
+        return True
+    is_mixed = value != value.lower() and value != value.upper() and any(map(str.isdigit, value))
+    return len(value) >= 24 and is_mixed
+
+
 def _in_url(text: str) -> Iterator[str]:
-    """`user:password` and the password of a URL, as written and decoded."""
+    """`user:password` and the password of a URL, and the keys in its query, as written and decoded."""
+    if "://" in text and "=" in text:
+        for _, name, value in _QUERY.findall(text):
+            for found in {value, unquote(value)}:
+                # A word (`?code=standard`) would be cut out of every text; in the URL itself its name tells.
+                is_word = found.isalpha() and (found.islower() or found.isupper()) and len(found) < 16
+                if (_is_secret_parameter(name, value) and not is_word) or _is_random(found):
+                    yield from (one for one in [found] if _is_fit(one, named=True))
     if "://" in text and "@" in text:
         for found in re.finditer(r"://([^\s/?#]+)@", text):
             for user in {found[1], unquote(found[1])}:
-                yield from _named(user)
-                yield from _named(user.partition(":")[2])
+                yield from _secret_values(user)
+                yield from _secret_values(user.partition(":")[2])
 
 
 def _all_below(value: object) -> Iterator[str]:
@@ -401,16 +447,16 @@ def _all_below(value: object) -> Iterator[str]:
         for item in value:
             yield from _all_below(item)
     elif isinstance(value, str | int) and not isinstance(value, bool):
-        yield from _named(str(value))
+        yield from _secret_values(str(value))
 
 
-def _named(value: str) -> Iterator[str]:
+def _secret_values(value: str) -> Iterator[str]:
     """The values to look for, of one that is known to be a secret: itself, and what stands behind `Bearer` or in
     `Basic`'s base64."""
     yield from (text for text in (value, value.strip()) if _is_fit(text, named=True))
     scheme, _, rest = value.strip().partition(" ")
     if rest and scheme.isalpha():
-        yield from _named(rest)
+        yield from _secret_values(rest)
         said = _from_base64(rest) if scheme.lower() == "basic" else None
         if said and ":" in said:
             yield from (text for text in (said, said.partition(":")[2]) if _is_fit(text, named=True))

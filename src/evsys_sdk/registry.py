@@ -155,6 +155,15 @@ def config_model(target: object) -> type[BaseModel] | None:
     return config if hasattr(config, "model_json_schema") else None
 
 
+def scored_block(kinds: Registry, kind: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A `{kind, params}` block with the params that can change scores, as far as the extension says which."""
+    scored_settings = getattr(config_model(kinds.get(kind)), "scored_settings", None)
+    try:
+        return {"kind": kind, "params": dict(params) if scored_settings is None else scored_settings(params)}
+    except (TypeError, ValueError):  # params that do not fit are reported where they are used
+        return {"kind": kind, "params": dict(params)}
+
+
 def _signature_model(name: str, target: object) -> type[BaseModel] | None:
     """The arguments of a class without `Config` as a model, so that its schema tells what it takes."""
     from pydantic import ConfigDict, create_model

@@ -138,7 +138,7 @@ def resolve(name: str, keys: Iterable[str]) -> list[str]:
     found.pop("number", None)
     together = found.pop("all benchmarks", [])
     # Who names a benchmark but no split may mean the tasks of either; a metric alone is that of the validation scores.
-    chosen = (keys if reading == "benchmark" else _preferred(keys) for reading, keys in found.items())
+    chosen = (keys if reading == "benchmark" else _prefer(keys) for reading, keys in found.items())
     meant = list(dict.fromkeys(key for keys in chosen for key in keys))
     if len(meant) > 1:
         raise AmbiguousName(name, [*meant, *(f"{TRAIN}/{number}" for number in numbers)])
@@ -156,7 +156,7 @@ def resolve_one(name: str, keys: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def _preferred(keys: list[str]) -> list[str]:
+def _prefer(keys: list[str]) -> list[str]:
     chosen = ([key for key in keys if key.startswith(f"{split}/")] for split in SPLITS)
     return next((found for found in chosen if found), keys)
 

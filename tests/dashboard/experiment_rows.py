@@ -30,7 +30,7 @@ _numbers = itertools.count(1)
 
 def add_experiment(project: Any, name: str = "lr", **given: Any) -> Any:
     """A row as `summary.summarize` would leave it, with these fields."""
-    from evsys_dashboard.models import Experiment
+    from evsys_dashboard.models import ExperimentRow
 
     number = next(_numbers)
     fields: dict[str, Any] = {
@@ -42,7 +42,7 @@ def add_experiment(project: Any, name: str = "lr", **given: Any) -> Any:
         "updated": START + number,
         **given,
     }
-    return Experiment.objects.create(**fields)
+    return ExperimentRow.objects.create(**fields)
 
 
 def record_of(
@@ -126,7 +126,7 @@ CLAIMS = (
 
 def add_study(project: Any, n: int, *, seed: int = 7) -> None:
     """A study of `n` experiments that climbs slowly, with lineage, noise, failures and one that still runs."""
-    from evsys_dashboard.models import Experiment
+    from evsys_dashboard.models import ExperimentRow
 
     chance = random.Random(seed)
     rows, best_name, best = [], None, 0.42
@@ -191,5 +191,5 @@ def add_study(project: Any, n: int, *, seed: int = 7) -> None:
             }
             if status == "completed" and goal > best + 0.01:
                 best, best_name = best + (goal - best) * min(1.0, 40 / n), name
-        rows.append(Experiment(**one))
-    Experiment.objects.bulk_create(rows)
+        rows.append(ExperimentRow(**one))
+    ExperimentRow.objects.bulk_create(rows)

@@ -170,7 +170,7 @@ def test_colours_follow_the_system_and_the_toggle_is_remembered(open_page, proje
 
 def fill(project, rows) -> None:
     """A project with something on every page, hostile texts among it."""
-    from evsys_dashboard.models import Suite, SuiteRow
+    from evsys_dashboard.models import SuiteRow, SuiteVersion
 
     rows.add_study(project, 30)
     for number, text in enumerate(rows.HOSTILE):
@@ -178,7 +178,7 @@ def fill(project, rows) -> None:
             project, text[:300], hypothesis=text, tags=[text], best_value=0.5, best_arm=text[:300], metric=text[:200],
             record=rows.record_of(text[:200], {text[:100]: ({"order": text}, [0.4, 0.5])}),
         )  # fmt: skip
-        suite = Suite.objects.create(
+        suite = SuiteVersion.objects.create(
             id=f"{project.id}-{number}", project=project, kind="benchmark", name=text[:300], split="test", created=1.0,
             complete=True, description=text, lineage={text[:90]: text}, version=text[:50], sha256="ab" * 32, n_rows=1,
         )  # fmt: skip

@@ -90,9 +90,9 @@ def test_fewer_than_two_say_what_to_choose(visitor, sweep, count):
 
 
 def test_an_experiment_without_a_result_and_one_of_another_project_are_named(visitor, sweep, project):
-    from evsys_dashboard.models import Experiment
+    from evsys_dashboard.models import ExperimentRow
 
-    begun = Experiment.objects.create(
+    begun = ExperimentRow.objects.create(
         id=f"b-{project.pk}", project=project, name="begun", status="running", created=1.0, updated=1.0
     )
     text = visitor.get(f"/p/{project.pk}/compare", {"e": [begun.pk, sweep["slow"].pk, "elsewhere"]}).content.decode()

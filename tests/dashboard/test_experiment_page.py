@@ -121,9 +121,9 @@ def test_the_settings_can_be_compared_with_any_other_experiment(visitor, sweep):
 def test_an_experiment_without_a_clean_end_says_what_happened_and_the_next_command(
     visitor, project, status, fields, words, command
 ):
-    from evsys_dashboard.models import Experiment
+    from evsys_dashboard.models import ExperimentRow
 
-    row = Experiment.objects.create(
+    row = ExperimentRow.objects.create(
         id=f"e-{project.pk}", project=project, name="my exp", status=status, created=1.0, updated=1.0, **fields
     )
     text = Page(page_of(visitor, row)).text
@@ -131,7 +131,7 @@ def test_an_experiment_without_a_clean_end_says_what_happened_and_the_next_comma
 
 
 def test_an_experiment_without_a_score_says_why_and_names_the_rollouts(visitor, project):
-    from evsys_dashboard.models import Experiment
+    from evsys_dashboard.models import ExperimentRow
 
     record = {
         "experiment": "blank",
@@ -139,7 +139,7 @@ def test_an_experiment_without_a_score_says_why_and_names_the_rollouts(visitor, 
         "arms": [{"arm": "a", "statuses": ["completed"], "why_unranked": "every rollout errored"}],
         "runs": [{"run_id": "blank/a", "status": "completed"}],
     }
-    row = Experiment.objects.create(
+    row = ExperimentRow.objects.create(
         id=f"e-{project.pk}", project=project, name="blank", status="completed", created=1.0, updated=1.0, record=record
     )
     text = Page(page_of(visitor, row)).text
@@ -148,7 +148,7 @@ def test_an_experiment_without_a_score_says_why_and_names_the_rollouts(visitor, 
 
 def hostile_rows(project: Any) -> Any:
     """An experiment, a run, an evaluation and a rollout with hostile text wherever someone can write."""
-    from evsys_dashboard.models import Eval, Experiment, Generation, Prediction
+    from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, PredictionRow
 
     bad = HOSTILE + "\ud800"  # in a JSON column half a surrogate pair comes back as it is
     score = {"metric": bad, "value": 0.5, "low": 0.1, "high": 0.9, "n_tasks": 4}
@@ -164,21 +164,21 @@ def hostile_rows(project: Any) -> Any:
         "warnings": [bad], "unread_settings": [bad], "test_selection": [{"text": bad}], "tags": [bad],
         "looks": {"count": 2, "before": [bad]},
     }  # fmt: skip
-    row = Experiment.objects.create(
+    row = ExperimentRow.objects.create(
         id=f"e-{project.pk}", project=project, name=HOSTILE[:300], status="failed", created=1.0, updated=1.0,
         hypothesis=HOSTILE, description=HOSTILE, conclusion=f"{HOSTILE}\n  {HOSTILE}", record=record, config={bad: bad},
         tags=[bad], notes=[{"kind": bad, "text": bad, "by": bad, "ts": bad}],
         figures={HOSTILE: "<svg onload=alert(1)>"},
         source=HOSTILE, problem=HOSTILE, parent_experiment_id=HOSTILE[:300],
     )  # fmt: skip
-    run = Generation.objects.create(
+    run = GenerationRow.objects.create(
         id=f"g-{project.pk}", project=project, experiment=row, name=HOSTILE[:300], arm=HOSTILE[:300], seed=1,
         recipe_kind=HOSTILE[:100], status="failed", run_config={bad: bad}, metrics={bad: bad}, artifacts={bad: bad},
         checkpoints=[{"step": bad, "path": bad}], error=HOSTILE, log_tail=HOSTILE, created=1.0, updated=1.0,
         last_step=3,
         record={"run_id": bad, "traceback": bad, "warnings": [bad], "stopped_early": bad, "status": "failed"},
     )  # fmt: skip
-    one = Eval.objects.create(
+    one = EvalRow.objects.create(
         id=f"v-{project.pk}", project=project, generation=run, name=HOSTILE[:300], split="val", scores=[score],
         stage=HOSTILE[:200], error=HOSTILE, created=1.0, n_rollouts=1, breakdown={bad: {bad: [score]}},
     )  # fmt: skip
@@ -189,7 +189,7 @@ def hostile_rows(project: Any) -> Any:
         "turns": [{"role": bad, "text": bad, "tool_calls": [call]}, bad, {"text": f"<tool_call>{bad}</tool_call>"}],
         "error": bad, "metadata": {bad: bad, "verifier": {bad: bad}},
     }  # fmt: skip
-    Prediction.objects.create(
+    PredictionRow.objects.create(
         id=f"p-{project.pk}", project=project, generation=run, eval=one, task_id=HOSTILE[:300], reward=0.0,
         status="agent_error", completion=HOSTILE, body=body, created=1.0,
     )  # fmt: skip

@@ -153,13 +153,15 @@ def test_what_has_not_changed_is_not_read_again(project, record, monkeypatch):
 
 def test_loading_a_run_twice_doubles_nothing(project, record):
     from evsys_dashboard.follow import load_run
-    from evsys_dashboard.models import MetricKey, Prediction
+    from evsys_dashboard.models import MetricKey, PredictionRow
 
     follow(project, record.parent)
 
     def count() -> tuple[object, ...]:
         keys = MetricKey.objects.filter(generation__project=project)
-        return sorted(keys.values_list("generation", "name", "n")), Prediction.objects.filter(project=project).count()
+        return sorted(keys.values_list("generation", "name", "n")), PredictionRow.objects.filter(
+            project=project
+        ).count()
 
     for run in project.experiments.get().generations.all():
         load_run(run)
@@ -271,7 +273,7 @@ def test_newest_experiments_are_read_first(project, record, tmp_path, monkeypatc
 
 def test_the_thread_indexes_and_loads_everything_in_the_background(project, record):
     from evsys_dashboard.follow import FollowedPlace, Follower
-    from evsys_dashboard.models import Generation
+    from evsys_dashboard.models import GenerationRow
 
     follower = Follower(project, FollowedPlace(folders=(record.parent,)))
     follower.start()
@@ -279,10 +281,10 @@ def test_the_thread_indexes_and_loads_everything_in_the_background(project, reco
         assert follower.wait_until_indexed(60)
         done = threading.Event()
         for _ in range(600):
-            if not Generation.objects.filter(project=project, loaded={}).exists():
+            if not GenerationRow.objects.filter(project=project, loaded={}).exists():
                 break
             done.wait(0.1)
-        assert not Generation.objects.filter(project=project, loaded={}).exists()
+        assert not GenerationRow.objects.filter(project=project, loaded={}).exists()
     finally:
         follower.stop()
     assert project.experiments.get().generations.filter(last_step=4).count() == 4

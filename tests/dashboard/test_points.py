@@ -11,10 +11,10 @@ import pytest
 
 @pytest.fixture
 def generation(project: Any) -> Any:
-    from evsys_dashboard.models import Experiment, Generation
+    from evsys_dashboard.models import ExperimentRow, GenerationRow
 
-    experiment = Experiment.objects.create(id=f"{project.pk}-e", project=project, name="e", created=1, updated=1)
-    return Generation.objects.create(
+    experiment = ExperimentRow.objects.create(id=f"{project.pk}-e", project=project, name="e", created=1, updated=1)
+    return GenerationRow.objects.create(
         id=f"{project.pk}-g", project=project, experiment=experiment, name="g", created=1, updated=1
     )
 

@@ -141,10 +141,10 @@ def test_a_condition_is_never_tried_on_rows_of_another_project(filled, condition
 @pytest.mark.parametrize("view", ["evals", "rollouts"])
 def test_a_condition_on_a_joined_table_is_not_tried_before_the_project_is(filled, view):
     """The id of a run finds it at once: SQLite would begin there, with a row of the other project."""
-    from evsys_dashboard.models import Generation
+    from evsys_dashboard.models import GenerationRow
 
     other = f"{filled.pk}-other-e1"
-    Generation.objects.filter(experiment_id=other).update(arm="SECRET")
+    GenerationRow.objects.filter(experiment_id=other).update(arm="SECRET")
     overflow = "case when arm = 'SECRET' then abs(-9223372036854775807 - 1) else 1 end = 1"
     theirs = f"run_id = '{filled.pk}-other-r1'"
     assert run(filled, f"select id from {view} where {theirs} and {overflow}").rows == []

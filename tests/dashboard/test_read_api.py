@@ -11,13 +11,13 @@ pytestmark = pytest.mark.usefixtures("django_ready")
 
 
 def make_run(project: Any, values: dict[int, float], *, metric: str = "loss", seed: int = 1) -> Any:
-    from evsys_dashboard.models import Experiment, Generation
+    from evsys_dashboard.models import ExperimentRow, GenerationRow
     from evsys_dashboard.points import write_points
 
-    row, _ = Experiment.objects.get_or_create(
+    row, _ = ExperimentRow.objects.get_or_create(
         id=f"e-{project.pk}", defaults={"project": project, "name": "exp", "created": 1.0, "updated": 1.0}
     )
-    run = Generation.objects.create(
+    run = GenerationRow.objects.create(
         id=f"g-{project.pk}-{seed}", project=project, experiment=row, name=f"a__s{seed}", arm="a", seed=seed,
         created=1.0, updated=1.0, last_step=max(values),
     )  # fmt: skip

@@ -11,22 +11,22 @@ pytestmark = pytest.mark.usefixtures("django_ready")
 
 @pytest.fixture
 def evaluation(project: Any) -> Any:
-    from evsys_dashboard.models import Eval, Experiment, Generation
+    from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow
 
-    row = Experiment.objects.create(id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0)
-    run = Generation.objects.create(
+    row = ExperimentRow.objects.create(id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0)
+    run = GenerationRow.objects.create(
         id=f"g-{project.pk}", project=project, experiment=row, name="a__s1", arm="a", created=1.0, updated=1.0
     )
-    return Eval.objects.create(
+    return EvalRow.objects.create(
         id=f"v-{project.pk}", project=project, generation=run, name="words", split="val", created=1.0, n_rollouts=1
     )
 
 
 def add(one: Any, task: str, **fields: Any) -> Any:
-    from evsys_dashboard.models import Prediction
+    from evsys_dashboard.models import PredictionRow
 
     given = {"reward": 1.0, "status": "ok", "completion": "", "body": {}, "created": 1.0} | fields
-    return Prediction.objects.create(
+    return PredictionRow.objects.create(
         id=f"{one.pk}-{task}", project=one.project, generation=one.generation, eval=one, task_id=task, **given
     )
 

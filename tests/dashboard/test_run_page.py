@@ -26,12 +26,12 @@ def test_a_finished_run_shows_scores_with_intervals_over_steps_checkpoints_and_w
 
 
 def test_a_failed_run_shows_its_error_traceback_and_log(visitor, project):
-    from evsys_dashboard.models import Experiment, Generation
+    from evsys_dashboard.models import ExperimentRow, GenerationRow
 
-    row = Experiment.objects.create(id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0)
+    row = ExperimentRow.objects.create(id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0)
     record = {"run_id": "exp/a", "status": "failed", "error": "out of memory", "traceback": "line 12, in step",
               "stopped_at": {"step": 5, "total_steps": 9, "checkpoint_step": 4}}  # fmt: skip
-    run = Generation.objects.create(
+    run = GenerationRow.objects.create(
         id=f"g-{project.pk}", project=project, experiment=row, name="a", status="failed", error="out of memory",
         log_tail="first line\nlast line", record=record, created=1.0, updated=1.0,
     )  # fmt: skip
@@ -47,11 +47,11 @@ def test_a_failed_run_shows_its_error_traceback_and_log(visitor, project):
 
 
 def test_at_most_ten_curves_are_drawn_at_first_and_the_machines_numbers_by_choice(visitor, project):
-    from evsys_dashboard.models import Experiment, Generation
+    from evsys_dashboard.models import ExperimentRow, GenerationRow
     from evsys_dashboard.points import write_points
 
-    row = Experiment.objects.create(id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0)
-    run = Generation.objects.create(
+    row = ExperimentRow.objects.create(id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0)
+    run = GenerationRow.objects.create(
         id=f"g-{project.pk}", project=project, experiment=row, name="a", created=1.0, updated=1.0
     )
     names = [f"m{number:02}" for number in range(15)] + ["loss", "system/gpu"]
@@ -62,12 +62,12 @@ def test_at_most_ten_curves_are_drawn_at_first_and_the_machines_numbers_by_choic
 
 
 def test_a_record_of_no_known_form_leaves_the_page_standing(visitor, project):
-    from evsys_dashboard.models import Experiment, Generation
+    from evsys_dashboard.models import ExperimentRow, GenerationRow
 
-    row = Experiment.objects.create(
+    row = ExperimentRow.objects.create(
         id=f"e-{project.pk}", project=project, name="exp", created=1.0, updated=1.0, record={"runs": 7, "experiment": 3}
     )
-    run = Generation.objects.create(
+    run = GenerationRow.objects.create(
         id=f"g-{project.pk}", project=project, experiment=row, name="a", created=1.0, updated=1.0, record={"evals": 5}
     )
     assert "No numbers have been logged yet" in page_of(visitor, run)

@@ -114,14 +114,14 @@ def test_nothing_is_seen_of_an_upload_that_is_not_complete(uploader, project):
 
 
 def test_content_other_than_announced_leaves_nothing(uploader, project):
-    from evsys_dashboard.models import Suite, SuiteRow
+    from evsys_dashboard.models import SuiteRow, SuiteVersion
 
     suite = uploader.announce(lines({"q": 1})).json()["suite"]["id"]
     uploader.send(suite, 0, lines({"q": 2}))
     answer = uploader.post(f"{PATH}{suite}/complete/")
     assert answer.status_code == 422
     assert "sha256 differs" in answer.json()["error"]
-    assert not Suite.objects.filter(project=project).exists()
+    assert not SuiteVersion.objects.filter(project=project).exists()
     assert not SuiteRow.objects.filter(suite_id=suite).exists()
     assert uploader.upload(lines({"q": 1}))["status"] == "created"
 
@@ -291,12 +291,12 @@ def test_two_projects_never_see_each_others_suites(uploader, project):
 
 
 def test_an_abandoned_upload_is_deleted_when_the_next_one_begins(uploader, project):
-    from evsys_dashboard.models import Suite
+    from evsys_dashboard.models import SuiteVersion
 
     old = uploader.announce(lines({"q": 1})).json()["suite"]["id"]
-    Suite.objects.filter(pk=old).update(created=1.0)
+    SuiteVersion.objects.filter(pk=old).update(created=1.0)
     uploader.announce(lines({"q": 2}))
-    assert not Suite.objects.filter(pk=old).exists()
+    assert not SuiteVersion.objects.filter(pk=old).exists()
 
 
 def test_a_benchmark_that_was_only_recorded_has_no_rows(uploader, project):

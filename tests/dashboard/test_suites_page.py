@@ -9,11 +9,11 @@ import pytest
 
 
 def add_suite(project, name: str = "tools", *, texts: tuple[str, ...] = (), **given):
-    from evsys_dashboard.models import Suite, SuiteRow
+    from evsys_dashboard.models import SuiteRow, SuiteVersion
 
     fields = {"id": f"{project.id}-{name[:50]}-{given.get('version', '')}", "kind": "dataset", "complete": True}
     fields |= {"created": 1.0, "n_rows": len(texts), **given}
-    suite = Suite.objects.create(project=project, name=name, **fields)
+    suite = SuiteVersion.objects.create(project=project, name=name, **fields)
     SuiteRow.objects.bulk_create(SuiteRow(suite=suite, number=n, text=text) for n, text in enumerate(texts))
     return suite
 

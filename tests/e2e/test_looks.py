@@ -41,12 +41,13 @@ def ask(project):
         path="bench",
         rates=(0.002, 0.004),
         metric="val.pass@1",
+        change=lambda arm: arm,
         **options,
     ):
         entry = {"name": bench, "path": path, "split": "val", "temperature": 0}
         settings = {
             "version": 1, "name": name, "output_dir": out, "n_repeats": repeats, "base_seed": base_seed,
-            "leakage": "off", "runs": [arm("slow", rates[0]), arm("quick", rates[1])],
+            "leakage": "off", "runs": [change(arm("slow", rates[0])), change(arm("quick", rates[1]))],
             "metadata": {"success_metric": metric, "benchmark": [entry]},
         }  # fmt: skip
         path = project.root / f"{name}.yaml"
@@ -106,6 +107,55 @@ def test_a_space_at_the_end_of_every_instruction_makes_no_new_tasks(ask, project
     rows = [json.loads(line) for line in (project.root / "bench/tasks.jsonl").read_text().splitlines()]
     project.write_rows("spaced/tasks.jsonl", [{**row, "instruction": f"{row['instruction']} "} for row in rows])
     assert ask("second", path="spaced", base_seed=50)["looks"]["count"] == 2
+
+
+def with_params(**params):
+    return lambda arm: arm | {"algorithm": {"kind": "sft", "params": arm["algorithm"]["params"] | params}}
+
+
+def with_transforms(*transforms):
+    chat = {"kind": "jsonl_to_chat"}
+    return lambda arm: arm | {"data": arm["data"] | {"transforms": [*transforms, chat]}}
+
+
+WITHOUT_EFFECT = {
+    "checkpoints": with_params(save_every=2),
+    "parts": with_params(save_at_fractions=[0.5]),
+    "a default written out": with_params(grad_accumulation=1),
+    "a number in another form": with_params(max_steps=4.0),
+    "dedupe without effect": with_transforms({"kind": "dedupe"}),
+    "another order": with_transforms({"kind": "shuffle", "params": {"seed": 9}}),
+    "a slower backend": lambda arm: arm | {"backend": {"kind": "mock", "params": {"latency_ms": 0.01}}},
+    "rows scored besides": lambda arm: arm | {"eval": {"metrics": [{"kind": "exact_match"}], "n_samples": 2}},
+}
+
+
+def test_settings_that_cannot_change_scores_make_no_new_question(ask):
+    ask("first", repeats=1)
+    counted = {}
+    for number, (changed, change) in enumerate(WITHOUT_EFFECT.items()):
+        found = ask(f"n{number}", repeats=1, base_seed=50 + number, change=change)
+        counted[changed] = found["looks"]["before"][0].split(" ")[0] if found["looks"]["before"] else None
+    assert counted == dict.fromkeys(WITHOUT_EFFECT, "first")
+
+
+def test_settings_that_change_scores_make_another_question(ask):
+    ask("first", repeats=1)
+    sampled = with_transforms({"kind": "sample", "params": {"n": 9}})
+    for number, change in enumerate([with_params(batch_size=5), with_params(save_every=2, max_steps=5), sampled]):
+        found = ask(f"n{number}", repeats=1, base_seed=50 + number, change=change)
+        assert found["looks"]["before"] == [], change
+
+
+def test_arms_that_differ_in_a_setting_without_effect_are_two_arms(ask):
+    """Both have the same rate, and one of them keeps checkpoints: what they score is chance, and was looked at."""
+
+    def save(arm):
+        return with_params(save_every=2)(arm) if arm["name"] == "quick" else arm
+
+    first = ask("first", rates=(0.004, 0.004), change=save)
+    assert len(set(first["looks"]["arms"].values())) == 2
+    assert ask("second", rates=(0.004, 0.004), change=save, base_seed=50)["looks"]["count"] == 2
 
 
 def until_other_scores(ask, known, **asked):

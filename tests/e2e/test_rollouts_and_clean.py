@@ -87,6 +87,8 @@ def test_rollouts_are_readable_without_any_logger(project, minimal_run, evsys):
     assert "prompt:    say red\nexpected:  red\nanswer:    red\n" in text and "1 rollout, 0 failed" in text
     failed = json.loads(evsys("rollouts", "sweep", "--failed", "--json", "--limit", "0"))["rollouts"]
     assert {one["run"] for one in failed} == {"r0__learning_rate1e-05"}
+    none_failed = evsys("rollouts", "sweep", "--failed", "--arm", "r0__learning_rate0p01")
+    assert none_failed.endswith("4 rollouts, 0 failed\n")
     untrained = json.loads(evsys("rollouts", "sweep/r0__learning_rate0p01", "--step", "0", "--json"))["rollouts"]
     assert {(one["step"], one["run"]) for one in untrained} == {(0, "r0__learning_rate0p01")}
 

@@ -187,6 +187,22 @@ def test_the_run_ends_with_the_weights_that_validated_best(project, minimal_run)
     assert "(untrained 0.000 [0.000, 0.490])" in done.stdout
 
 
+def test_a_phase_that_chose_its_weights_does_not_choose_for_the_phase_after_it(project, minimal_run):
+    project.write_tasks()
+    entry = {"name": "colours", "path": "bench", "split": "val", "run_every": 4, "temperature": 0}
+    first = {"best_by": "val/colours/pass@1", "best_mode": "min", "learning_rate": 1e-3, "max_steps": 8}
+    phases = [
+        {"algorithm": {"kind": "sft", "params": {**first, "batch_size": 4}}},
+        {"algorithm": {"kind": "sft", "params": {"learning_rate": 1e-2, "max_steps": 12, "batch_size": 4}}},
+    ]
+    run = minimal_run(algorithm={"kind": "combo", "params": {"phases": phases}})
+    project.evsys("run", project.config(run=run, metadata={"benchmark": [entry]}), check=True)
+    record = project.record()
+    values = {found["step"]: found["scores"][0]["value"] for found in record["evals"] if found["split"] == "val"}
+    assert list(values) == [4, 8, 12, 16, 20] and values[4] < values[20]
+    assert record["metrics"]["val/colours/pass@1"] == values[20] and record["chosen_steps"] == {}
+
+
 def test_weights_are_not_chosen_by_a_score_that_nobody_makes(project, minimal_run):
     project.write_tasks()
     entry = {"name": "colours", "path": "bench", "split": "val"}

@@ -255,3 +255,41 @@ def test_an_error_of_the_statistics_never_costs_the_record(sweep, monkeypatch, p
         assert "could not be judged" in (result.output_dir / "sweep.experiment.md").read_text()
     if place.startswith("evsys_sdk.experiment.experiment"):
         assert [arm["statuses"] for arm in record["arms"]] == [["completed"] * 3] * 3
+
+
+GRADER = """
+from evsys_sdk import register_verifier
+
+
+@register_verifier("only_right_answers")
+def only_right_answers(model_output, expected, params):
+    if model_output.strip() != expected:
+        raise RuntimeError("the grader was gone")
+    return 1.0
+"""
+
+
+def test_an_untrained_model_whose_rollouts_all_errored_is_missed_by_name_wherever_its_score_would_stand(
+    project, minimal_run
+):
+    (project.root / "grader.py").write_text(GRADER)
+    project.write_tasks(fn_name="only_right_answers")
+    entry = {"name": "colours", "path": "bench", "split": "val", "temperature": 0, "baseline": True}
+    run = minimal_run(algorithm__params={"learning_rate": 0.01, "max_steps": 30, "batch_size": 8})
+    metadata = {"benchmark": [entry], "success_metric": "val.pass@1"}
+    settings = {"run": run, "metadata": metadata, "imports": ["grader"], "leakage": "off"}
+    done = project.evsys("run", project.config(**settings), check=True)
+    warning = (
+        "Warning: no score of the untrained model on val/colours: all 4 rollouts errored; the first: verifier 'only_"
+        "right_answers' on task 'red' failed: RuntimeError: the grader was gone. No arm is compared with it there."
+    )
+    text = " ".join(done.stdout.split())
+    assert "4 tasks (untrained: not scored, all 4 rollouts errored)" in text and warning in text
+    [record] = (project.root / "outputs").glob("*.experiment_result.json")
+    assert warning in json.loads(record.read_text())["conclusion"]
+    [page] = [file.read_text() for file in (project.root / "outputs").glob("*.experiment.md")]
+    assert warning in page and "| untrained | no score: 4 of 4 rollouts errored |" in page
+    assert "val/colours was not scored before training (" in page
+    shown = project.evsys("show", check=True).stdout
+    assert "untrained: val/colours/pass@1 no score (4 of 4 rollouts errored)" in shown
+    assert warning in " ".join(shown.split())

@@ -173,6 +173,11 @@ def test_prompts_that_agree_are_not_warned_of(project, minimal_run):
 
 def test_validation_runs_the_projects_code_and_with_no_code_none_of_it(project, minimal_run):
     project.write_tasks(fn_name="own_check")
+    tasks = (project.root / "bench/tasks.jsonl").read_text()
+    row = json.loads(tasks.splitlines()[0])
+    parts = {"fn_name": "weighted", "params": {"parts": [{"fn_name": "own_check"}]}}
+    weighted = row | {"task_id": "weighted", "verifier": row["verifier"] | parts}
+    (project.root / "bench/tasks.jsonl").write_text(f"{tasks.rstrip()}\n{json.dumps(weighted)}\n")
     (project.root / "src").mkdir()
     (project.root / "src/__init__.py").write_text(
         "open('ran.txt', 'w').write('x')\n"

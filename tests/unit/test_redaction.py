@@ -46,6 +46,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         "authorization: basic QWxhZGRpbjpvcGVuMTIz",
         '{"x-api-key": "Abc123def456"}',
         "https://h/v1?api_key=Abc123def456&n=1",
+        "https://h/v1?subscription-key=Abc123def456",
+        "https://h/v1?n=1&sig=Abc123def456%2Bx%3D&se=2027-01-01",
+        "https://h/api/run?code=Abc123def456==",
+        "https://h/v1?access=Abc123def456",
+        "https://h/v1?n=1&amp;x-api-key=Abc123def456",
+        "POST /v1/chat?X-Amz-Signature=Abc123def456&X-Amz-Credential=Abc123def456 failed",
+        "https://h/cb#accessToken=Abc123def456",
+        "https://h/v1?functionsKey=Abc123def456",
+        "https://h/v1?client_password=hunter22x",
         "hf_Abc123def456ghi789jkl ghp_Abc123def456ghi789jkl012mno",
         "AKIAABCDEFGHIJKLMNOP",
         "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2",
@@ -65,6 +74,8 @@ def test_a_secret_is_known_by_its_shape_in_text_and_in_json(text):
         "a basic understanding of bearer certificates",
         "api_key: required; api_key_env: OPENAI_API_KEY; cluster_key: template_id; eos_token: <|endoftext|>",
         "https://example.com/v1/@user?x=1 and me@example.org, risk-averse, task-force_one, sk-learn",
+        "https://h/v1?api-version=2024-05-01-preview&keyword=watermelon&max_tokens=12345678&sort_key=name&status_code=404",
+        "https://h/run?id=3f2a9c1e-77aa-4c1b-9f0e-1234567890ab&page=2 and https://h/v1?key=${MY_KEY}&sig={sig}",
         json.dumps({"logprobs": [-4.250061511993408, 1e-05], "tokens": [257, 117, 115, 101], "api_key": 12345678}),
     ],
 )
@@ -110,6 +121,30 @@ def test_settings_and_the_command_line_name_secrets(monkeypatch):
         "zq7-first-secret second-pw9 third-secret plain fourth secret fifth-secret sixth-word template_id ODDLY_NAMED"
     )
     assert told == " ".join([REDACTED] * 6) + " template_id ODDLY_NAMED"
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("https://h/v1?subscription-key=abcdefgh1234", "abcdefgh1234"),
+        ("https://h/v1?u=Zx81kQ0pLm27TvYw93Bd", "Zx81kQ0pLm27TvYw93Bd"),
+        ("https://h/v1?api-version=2024-05-01-preview&customer=9f8e7d6c5b4a39281706", "9f8e7d6c5b4a39281706"),
+        ("https://h/v1?sig=a%2Bb%2Fc1d2e3f4%3D", "a+b/c1d2e3f4="),
+    ],
+)
+def test_keys_in_the_query_of_a_url_are_secrets_wherever_a_server_echoes_them(url, secret):
+    learn_from_settings({"run": {"backend": {"params": {"base_url": url}}}})
+    assert redact_values(f"denied for {secret} (2024-05-01-preview)") == f"denied for {REDACTED} (2024-05-01-preview)"
+    told = redact_data({"base_url": url})["base_url"]
+    assert REDACTED in told and told.startswith("https://h/v1?") and secret not in told
+
+
+def test_plain_values_in_the_query_of_a_url_are_no_secrets():
+    url = (
+        "https://h/v1?api-version=2024-05-01-preview&model=smollm2-135m-instruct&key=name&code=standard&region=eu-west"
+    )
+    learn_from_settings({"base_url": url})
+    assert redact_data({"base_url": url, "note": "standard name"}) == {"base_url": url, "note": "standard name"}
 
 
 def test_a_setting_whose_name_says_so_loses_its_value_also_when_it_is_short():

@@ -590,3 +590,41 @@ async def test_a_time_out_while_bubblewrap_is_starting_leaves_nothing_and_comes_
     )
     assert all(result.timed_out for result in results)
     assert alive(mark) == []
+
+
+async def test_links_to_the_files_of_tests_are_cut_and_others_are_not(monkeypatch):
+    async with Sandbox(folders=("/app", "/tests", "/logs", "/logs/verifier")) as box:
+        lay = (
+            "cd /app; mkdir d src; touch 'd/a b'; ln -s /tests/x t; ln -s ../tests s; ln -s /dev/stdin i; "
+            "ln -s /dev/fd/3 f; ln -s / r; ln -s r/tests/x by; ln -s loop loop; ln -s d/../../logs v; "
+            "ln -s 'd/a b' own; ln -s ../d src/d; ln -s /usr/bin/env env; ln -s /dev/stdout out; ln -s /dev/null null; "
+            "ln -s nothing dangling; ln -s ../tests/x src/x; ln -s c0 c1; ln -s d c0; "
+            "for i in $(seq 2 60); do ln -s c$((i-1)) c$i; done"
+        )
+        await box.run(lay)
+        await box.cut_links("/logs/verifier")
+        left = (await box.run("find /app -type l -printf '%P '")).stdout.split()
+        chain = [f"c{number}" for number in range(40)]  # c39 is the fortieth link, as many as the kernel follows
+        assert sorted(left) == sorted(["own", "src/d", "src/x", "env", "out", "null", "dangling", *chain])
+        monkeypatch.setattr("evsys_sandbox.sandbox.CUT_LINKS_SECONDS", 0.0)
+        await box.cut_links("/logs/verifier")
+        assert (await box.run("find /app -type l")).stdout == ""
+
+
+async def test_what_was_set_aside_comes_back():
+    async with Sandbox() as box:
+        await box.run(
+            "mkdir -p .config/git .config/mine; touch .bashrc .profile plain; ln -s plain .link; ln -s / linked"
+        )
+        before = (await box.run("find . | sort")).stdout
+        box.set_aside("/app/.config", lambda name: name == "git")
+        box.set_aside("/app", lambda name: name in (".config", ".bashrc", ".link"))
+        box.set_aside("/app/linked/etc", lambda name: True)
+        box.set_aside("/app/nothing", lambda name: True)
+        assert (await box.run("find . | sort")).stdout.split() == [".", "./.profile", "./linked", "./plain"]
+        box.bring_back()
+        assert (await box.run("find . | sort")).stdout == before
+        box.set_aside("/app", lambda name: name == ".bashrc")
+        await box.run("echo new > .bashrc")
+        box.bring_back()
+        assert box.read(".bashrc") == b"new\n"

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from evsys_sandbox.code_origin import Execution, is_agents, runs_agents_code
+from evsys_sandbox.code_origin import Execution, is_agents, names_folder, runs_agents_code, takes_names_from_files
 
 PROGRAMS = {
     "python3": "/usr/bin/python3.11",
@@ -24,7 +26,7 @@ def root(tmp_path):
     """A root directory with the machine's modules, the tests' and the agent's."""
     for place in (
         "usr/lib/python3/dist-packages/pytest/__init__.py", "usr/lib/python3.11/json/tool.py",
-        "usr/lib/python3.11/lib-dynload/x.so", "tests/check.py", "app/solution.py", "app/main.c", "app/data.json",
+        "usr/lib/python3.11/lib-dynload/x.so", "usr/lib/python3.11/unittest/__init__.py", "tests/check.py", "app/solution.py", "app/main.c", "app/data.json",
         "app/pytest.py", "app/x.jar", "app/build/CMakeCache.txt",
     ):  # fmt: skip
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
@@ -43,8 +45,8 @@ def is_of_agent(command: str, root: str, *, folder: str = "/app", stdin: str = "
     "command",
     [
         "python3 /tests/check.py /app/answer.txt", "python3 -m pytest /tests/test_x.py --ctrf /logs/verifier/ctrf.json",
-        "python3 -m pytest --junitxml=/logs/verifier/x.xml /app/tests", "python3 /usr/bin/pytest -rA /app",
-        "python3 -m json.tool /tests/x.json", "python3 -m check", "python3 -Im pytest", "python3 -c 'import solution'",
+        "python3 -m pytest --junitxml=/logs/verifier/x.xml /app/tests", "python3 /usr/bin/pytest -rA /tests",
+        "python3 -m json.tool /tests/x.json", "python3 -m check", "python3 -Im pytest /tests/check.py::test_it", "python3 -c 'import solution'",
         "python3 -uc 'print(1)' /app/f", "python3 -W ignore -X dev /tests/check.py", "python3 - /app/f", "python3",
         "bash /tests/test.sh", "bash -euo pipefail -c 'cat /app/f'", "bash -x /tests/../tests/a.sh", "sh -s /app/f",
         "bash --norc /tests/test.sh", "bash +x /tests/test.sh", "perl -lane 'print' /app/f", "perl -I /app/lib /tests/t.pl",
@@ -75,6 +77,9 @@ def test_a_program_of_the_tests_is_one(command, root):
         "python3 /usr/bin/gunicorn solution:app", "vim -s main.c", "/app/g", "./g", "/app/.venv/bin/python /tests/check.py",
         "sqlite3 :memory:", "tclsh", "ed -s /tests/x", "python3 -m code", "python3 -m cProfile -m solution", "unknown-program",
         "python3 -m pdb /tests/check.py", "screen -d", "R --no-save", "lua5.4",
+        "python3 /usr/bin/pytest -rA /app", "python3 -Im pytest", "python3 -m pytest solution.py::test_it", "python3 -m pytest -c /app/main.c /tests",
+        "python3 -m pytest --rootdir=/app", "python3 -m pytest --pyargs solution", "python3 -m unittest", "python3 -m unittest discover",
+        "python3 -m unittest discover -s /app", "python3 -m unittest -v solution", "python3 -m unittest discover -s/app /tests",
     ],
 )  # fmt: skip
 def test_a_program_of_the_agent_is_one(command, root):
@@ -139,6 +144,62 @@ def test_a_script_of_the_agent_as_input_after_options_is_the_agents(command, roo
 @pytest.mark.parametrize("command", ["python3", "python3 -", "bash -s", "sh", "bash /dev/stdin", "node -", "perl"])
 def test_code_that_a_program_reads_from_its_input(command, stdin, is_agents_own, root):
     assert is_of_agent(command, root, stdin=stdin) == is_agents_own
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -m unittest discover -s /tests", "python3 -m unittest check", "python3 -m unittest discover -s/tests",
+        "python3 -m unittest /tests/check.py", "python3 -m pytest -k some /tests", "python3 -m pytest ../tests/check.py",
+        "python3 -m pytest --tb short /tests/check.py --basetemp=/tmp/x",
+    ],
+)  # fmt: skip
+def test_test_runners_with_tests_of_the_tests_are_the_tests_own(command, root):
+    assert not is_of_agent(command, root)
+
+
+@pytest.mark.parametrize("command", ["python3", "bash -s", "bash /dev/stdin"])
+def test_a_file_is_no_here_document_by_its_name_alone(command, root):
+    words, document = shlex.split(command), {0: "/tmp/sh-thd.a1B2c3 (deleted)"}
+    program = PROGRAMS.get(words[0], f"/usr/bin/{words[0]}")
+    run = Execution(program, f"/usr/bin/{words[0]}", words, "/tests", document, root)
+    assert not runs_agents_code(run)
+    assert runs_agents_code(replace(run, not_documents=frozenset({0})))
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "is_agents_own"),
+    [
+        (["--checkpoint-action=exec=x"], ["tar", "cf", "x.tar", "--checkpoint-action=exec=x"], True),
+        (["-cprint(1)"], ["python3", "-cprint(1)"], True),
+        (["-c", "print(1)"], ["python3", "-c", "print(1)"], True),
+        (["-c"], ["python3", "-c", "print(1)"], False),
+        (["-lc"], ["bash", "-lc", "cat f"], False),
+        ([], ["python3", "-cprint(1)"], False),
+        (["-"], ["python3", "-"], False),
+    ],
+)
+def test_an_option_that_is_the_name_of_a_file_of_the_agent_is_the_agents(files, words, is_agents_own, root):
+    for name in files:
+        (Path(root) / "app" / name).touch()
+    program = PROGRAMS.get(words[0], f"/usr/bin/{words[0]}")
+    for folder, expected in (("/app", is_agents_own), ("/tests", False)):
+        assert runs_agents_code(Execution(program, f"/usr/bin/{words[0]}", words, folder, {}, root)) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "folder", "names_it"),
+    [
+        ("cp /app/x /logs/verifier/", "/app", True), ("tar xf a.tar -C/logs/verifier", "/app", True),
+        ("cp --target-directory=/logs/verifier x", "/app", True), ("cp x verifier/", "/logs", True),
+        ("tar xf /app/a.tar", "/logs/verifier", True), ("cp -r /app/logs/verifier/x /", "/app", False),
+        ("tar xf a.tar -C /", "/app", False), ("unzip a.zip", "/", False), ("cp x /logs/verifier/../y", "/app", False),
+    ],
+)  # fmt: skip
+def test_whether_a_command_line_names_the_folder_of_the_reward(command, folder, names_it, root):
+    words = shlex.split(command)
+    run = Execution(f"/usr/bin/{words[0]}", f"/usr/bin/{words[0]}", words, folder, {}, root)
+    assert takes_names_from_files(run) and names_folder(run, "/logs/verifier") == names_it
 
 
 def test_a_program_that_the_agent_linked_or_copied_is_the_agents(root):

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_GET
 from evsys_dashboard import auth
 from evsys_dashboard.curves import StepRange, metric_names, series_of
 from evsys_dashboard.follow import ensure_experiment_loaded, ensure_loaded
-from evsys_dashboard.models import Experiment, Generation
+from evsys_dashboard.models import ExperimentRow, GenerationRow
 from evsys_dashboard.points import MAX_WIDTH
 from evsys_dashboard.rollouts import RolloutFilter, read_transcript, select_rollouts
 
@@ -22,15 +22,15 @@ MOST_METRICS = 50
 MOST_ROLLOUTS = 500
 
 
-def find_experiment(project: Any, experiment_id: str) -> Experiment:
-    found = Experiment.objects.filter(project=project, pk=experiment_id).first()
+def find_experiment(project: Any, experiment_id: str) -> ExperimentRow:
+    found = ExperimentRow.objects.filter(project=project, pk=experiment_id).first()
     if found is None:
         raise Http404(f"there is no experiment {experiment_id!r} in this project")
     return found
 
 
-def find_run(project: Any, run_id: str) -> Generation:
-    found = Generation.objects.select_related("experiment").filter(project=project, pk=run_id).first()
+def find_run(project: Any, run_id: str) -> GenerationRow:
+    found = GenerationRow.objects.select_related("experiment").filter(project=project, pk=run_id).first()
     if found is None:
         raise Http404(f"there is no run {run_id!r} in this project")
     return found
@@ -47,7 +47,7 @@ def whole_number(request: HttpRequest, name: str) -> int | None:
         raise auth.Refusal(400, f"{name}={text!r} is not a number") from None
 
 
-def answer_curves(request: HttpRequest, runs: list[Generation]) -> JsonResponse:
+def answer_curves(request: HttpRequest, runs: list[GenerationRow]) -> JsonResponse:
     """Columns for the metrics that are asked for; without any, only their names."""
     metrics = request.GET.getlist("metric")[:MOST_METRICS]
     width = whole_number(request, "width") or 800

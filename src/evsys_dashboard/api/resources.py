@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evsys_dashboard import auth, suites
 from evsys_dashboard.auth import Refusal, Visitor
-from evsys_dashboard.models import Eval, Experiment, Generation, Project, Suite
+from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, Project, SuiteVersion
 from evsys_dashboard.points import number_of, wire_number
 from evsys_dashboard.suites import number_in
 from evsys_sdk import __version__
@@ -231,15 +231,15 @@ class QueryAnswer(ApiModel):
 # Rows of the database as answers.
 
 
-def summarize_experiment(row: Experiment) -> dict[str, Any]:
+def summarize_experiment(row: ExperimentRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in ExperimentSummary.model_fields}
 
 
-def summarize_run(row: Generation) -> dict[str, Any]:
+def summarize_run(row: GenerationRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in RunSummary.model_fields}
 
 
-def describe_experiment(row: Experiment) -> ExperimentAnswer:
+def describe_experiment(row: ExperimentRow) -> ExperimentAnswer:
     own = ("description", "conclusion", "notes", "config", "metadata", "record")
     runs = row.generations.order_by("arm", "seed", "created", "id")
     return ExperimentAnswer(
@@ -249,7 +249,7 @@ def describe_experiment(row: Experiment) -> ExperimentAnswer:
     )
 
 
-def describe_run(row: Generation) -> RunAnswer:
+def describe_run(row: GenerationRow) -> RunAnswer:
     own = ("recipe_kind", "run_config", "metrics", "artifacts", "checkpoints", "conclusion", "record")
     curves = []
     for key in row.metric_keys.order_by("name"):
@@ -270,14 +270,14 @@ def describe_run(row: Generation) -> RunAnswer:
     )  # fmt: skip
 
 
-def describe_eval(row: Eval) -> EvalAnswer:
+def describe_eval(row: EvalRow) -> EvalAnswer:
     return EvalAnswer(**{name: getattr(row, name) for name in EvalAnswer.model_fields})
 
 
 # Paging.
 
 
-def page_of[T: (Experiment, Generation)](
+def page_of[T: (ExperimentRow, GenerationRow)](
     found: QuerySet[T], request: HttpRequest
 ) -> tuple[list[T], str | None]:  # fmt: skip
     """One page, newest first, and the cursor of the next. Rows that arrive in between move nothing."""
@@ -339,7 +339,7 @@ def list_projects(request: HttpRequest) -> HttpResponse:
 def list_experiments(visitor: Visitor, request: HttpRequest) -> HttpResponse:
     """Experiments, newest first. Filters: status, verdict, tag, model, backend, algorithm, metric, q (in name or
     hypothesis), min_value and max_value of the best arm, since (updated at or after). status and tag may repeat."""
-    found = Experiment.objects.filter(project=visitor.project)
+    found = ExperimentRow.objects.filter(project=visitor.project)
     for name in ("verdict", "model", "backend", "algorithm", "metric"):
         if text := text_in(request, name):
             found = found.filter(**{name: text})
@@ -361,7 +361,7 @@ def list_experiments(visitor: Visitor, request: HttpRequest) -> HttpResponse:
         if "\x00" in tag:
             raise Refusal(422, "tag: a NUL character is no text")
         # Tags are a JSON list, which SQLite cannot search: ids of those that have it. Tags of a project are few kB.
-        tagged = Experiment.objects.filter(project=visitor.project).values_list("pk", "tags")
+        tagged = ExperimentRow.objects.filter(project=visitor.project).values_list("pk", "tags")
         found = found.filter(pk__in=[pk for pk, tags in tagged if tag in tags])
     rows, after = page_of(found.defer("record", "config", "figures", "field_times", "conclusion"), request)
     summaries = [ExperimentSummary(**summarize_experiment(row)) for row in rows]
@@ -370,7 +370,7 @@ def list_experiments(visitor: Visitor, request: HttpRequest) -> HttpResponse:
 
 def show_experiment(visitor: Visitor, request: HttpRequest, experiment_id: str) -> HttpResponse:
     """One experiment with its record and its runs."""
-    row = Experiment.objects.filter(project=visitor.project, pk=experiment_id).first()
+    row = ExperimentRow.objects.filter(project=visitor.project, pk=experiment_id).first()
     if row is None:
         raise Refusal(404, f"there is no experiment {experiment_id!r} in this project")
     return answer(describe_experiment(row))
@@ -378,7 +378,7 @@ def show_experiment(visitor: Visitor, request: HttpRequest, experiment_id: str) 
 
 def list_runs(visitor: Visitor, request: HttpRequest) -> HttpResponse:
     """Runs, newest first. Filters: experiment, arm, status."""
-    found = Generation.objects.filter(project=visitor.project)
+    found = GenerationRow.objects.filter(project=visitor.project)
     for name, column in (("experiment", "experiment_id"), ("arm", "arm"), ("status", "status")):
         if text := text_in(request, name):
             found = found.filter(**{column: text})
@@ -388,7 +388,7 @@ def list_runs(visitor: Visitor, request: HttpRequest) -> HttpResponse:
 
 def show_run(visitor: Visitor, request: HttpRequest, run_id: str) -> HttpResponse:
     """One run with its evaluations and a summary of its curves."""
-    row = Generation.objects.filter(project=visitor.project, pk=run_id).first()
+    row = GenerationRow.objects.filter(project=visitor.project, pk=run_id).first()
     if row is None:
         raise Refusal(404, f"there is no run {run_id!r} in this project")
     return answer(describe_run(row))
@@ -400,7 +400,7 @@ def list_suites(visitor: Visitor, request: HttpRequest) -> HttpResponse:
     return answer(SuitesAnswer(suites=[SuiteAnswer(**suites.describe_suite(one)) for one in found]))
 
 
-def _suite(visitor: Visitor, request: HttpRequest, suite_id: str) -> Suite:
+def _suite(visitor: Visitor, request: HttpRequest, suite_id: str) -> SuiteVersion:
     if "\x00" in suite_id:
         raise Refusal(404, "there is no such dataset or benchmark in this project")
     return suites.find_suite(visitor.project, suite_id, text_in(request, "kind") or None)
@@ -427,7 +427,7 @@ MAX_CHANGES = 1000
 def list_changes(visitor: Visitor, request: HttpRequest) -> HttpResponse:
     """Ids of experiments and runs that changed after `since` (a cursor of an earlier answer; empty: from now on)."""
     text = text_in(request, "since")
-    kinds: tuple[type[Experiment] | type[Generation], ...] = (Experiment, Generation)
+    kinds: tuple[type[ExperimentRow] | type[GenerationRow], ...] = (ExperimentRow, GenerationRow)
     if not text:
         newest = [kind.objects.filter(project=visitor.project).order_by("-updated").first() for kind in kinds]
         cursor = max((row.updated for row in newest if row is not None), default=0.0)

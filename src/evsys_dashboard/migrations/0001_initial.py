@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
 
     operations: ClassVar = [
         migrations.CreateModel(
-            name="Experiment",
+            name="ExperimentRow",
             fields=[
                 ("id", models.CharField(max_length=100, primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=300)),
@@ -70,6 +70,7 @@ class Migration(migrations.Migration):
                 ("record", models.JSONField(null=True)),
                 ("figures", models.JSONField(default=dict)),
             ],
+            options={"db_table": "dashboard_experiment"},
         ),
         migrations.CreateModel(
             name="Project",
@@ -81,7 +82,7 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
-            name="Generation",
+            name="GenerationRow",
             fields=[
                 ("id", models.CharField(max_length=100, primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=300)),
@@ -111,14 +112,15 @@ class Migration(migrations.Migration):
                     models.ForeignKey(
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="generations",
-                        to="dashboard.experiment",
+                        to="dashboard.experimentrow",
                     ),
                 ),
                 ("project", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="dashboard.project")),
             ],
+            options={"db_table": "dashboard_generation"},
         ),
         migrations.CreateModel(
-            name="Eval",
+            name="EvalRow",
             fields=[
                 ("id", models.CharField(max_length=100, primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=300)),
@@ -137,11 +139,12 @@ class Migration(migrations.Migration):
                 (
                     "generation",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="evals", to="dashboard.generation"
+                        on_delete=django.db.models.deletion.CASCADE, related_name="evals", to="dashboard.generationrow"
                     ),
                 ),
                 ("project", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="dashboard.project")),
             ],
+            options={"db_table": "dashboard_eval"},
         ),
         migrations.CreateModel(
             name="LoginLink",
@@ -152,7 +155,7 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.AddField(
-            model_name="experiment",
+            model_name="experimentrow",
             name="project",
             field=models.ForeignKey(
                 on_delete=django.db.models.deletion.CASCADE, related_name="experiments", to="dashboard.project"
@@ -195,7 +198,7 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
-            name="Suite",
+            name="SuiteVersion",
             fields=[
                 ("id", models.CharField(max_length=200, primary_key=True, serialize=False)),
                 ("kind", models.CharField(choices=[("dataset", "Dataset"), ("benchmark", "Benchmark")], max_length=10)),
@@ -217,6 +220,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={"db_table": "dashboard_suite"},
         ),
         migrations.CreateModel(
             name="SuiteRow",
@@ -227,7 +231,7 @@ class Migration(migrations.Migration):
                 (
                     "suite",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="rows", to="dashboard.suite"
+                        on_delete=django.db.models.deletion.CASCADE, related_name="rows", to="dashboard.suiteversion"
                     ),
                 ),
             ],
@@ -248,7 +252,7 @@ class Migration(migrations.Migration):
                     models.ForeignKey(
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="metric_keys",
-                        to="dashboard.generation",
+                        to="dashboard.generationrow",
                     ),
                 ),
             ],
@@ -257,7 +261,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Prediction",
+            name="PredictionRow",
             fields=[
                 ("id", models.CharField(max_length=100, primary_key=True, serialize=False)),
                 ("task_id", models.CharField(max_length=300)),
@@ -273,7 +277,7 @@ class Migration(migrations.Migration):
                         null=True,
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="predictions",
-                        to="dashboard.eval",
+                        to="dashboard.evalrow",
                     ),
                 ),
                 (
@@ -281,12 +285,13 @@ class Migration(migrations.Migration):
                     models.ForeignKey(
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="predictions",
-                        to="dashboard.generation",
+                        to="dashboard.generationrow",
                     ),
                 ),
                 ("project", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="dashboard.project")),
             ],
             options={
+                "db_table": "dashboard_prediction",
                 "indexes": [
                     models.Index(fields=["eval", "task_id"], name="prediction_of_eval"),
                     models.Index(fields=["generation", "task_id"], name="prediction_of_run"),
@@ -318,15 +323,15 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.AddIndex(
-            model_name="generation",
+            model_name="generationrow",
             index=models.Index(fields=["project", "-created"], name="generation_newest"),
         ),
         migrations.AddIndex(
-            model_name="experiment",
+            model_name="experimentrow",
             index=models.Index(fields=["project", "-created"], name="experiment_newest"),
         ),
         migrations.AddIndex(
-            model_name="suite",
+            model_name="suiteversion",
             index=models.Index(fields=["project", "kind", "name"], name="suite_by_name"),
         ),
         migrations.AddConstraint(

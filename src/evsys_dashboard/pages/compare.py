@@ -22,7 +22,7 @@ from django.views.decorators.http import require_GET
 
 from evsys_dashboard import auth
 from evsys_dashboard.follow import ensure_experiment_loaded
-from evsys_dashboard.models import Eval, Experiment, Generation, Prediction, Project
+from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project
 from evsys_dashboard.pages.experiment import read_digest, read_record
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.format import shown
@@ -84,16 +84,16 @@ class FlippedTasks:
 class DashboardSide:
     """A side of the comparison with the rows it is made of."""
 
-    row: Experiment
+    row: ExperimentRow
     side: ComparedArm
     arm: StoredArm
-    runs: dict[int, Generation]
+    runs: dict[int, GenerationRow]
     """Seed -> the run."""
     evals: dict[tuple[int, str, str], str]
     """Seed, split and name -> id of the evaluation."""
 
 
-def entry_of(row: Experiment) -> ExperimentEntry:
+def entry_of(row: ExperimentRow) -> ExperimentEntry:
     """An experiment of the tables as `evsys history` has those on disk."""
     digest = read_digest(row)
     notes = [
@@ -109,7 +109,7 @@ def entry_of(row: Experiment) -> ExperimentEntry:
     )  # fmt: skip
 
 
-def rollout_of(row: Prediction) -> Rollout:
+def rollout_of(row: PredictionRow) -> Rollout:
     """A rollout as metrics fold it. Of tokens only their number is stored."""
     body = row.body if isinstance(row.body, dict) else {}
     turns = []
@@ -129,21 +129,21 @@ def rollout_of(row: Prediction) -> Rollout:
     )
 
 
-def load_side(row: Experiment, record: ExperimentRecord, side: ComparedArm) -> DashboardSide:
+def load_side(row: ExperimentRow, record: ExperimentRecord, side: ComparedArm) -> DashboardSide:
     """The evaluations of an arm's seeds: of the finished weights, or of the last step where there are no others."""
     recorded = next((runs for found, runs in record.runs_of() if found.arm == side.arm.arm), [])
     ids = [derived_id("generation", row.pk, run.run_id) for run in recorded]
-    known = {run.pk: run for run in Generation.objects.filter(pk__in=ids).defer("log_tail", "record")}
+    known = {run.pk: run for run in GenerationRow.objects.filter(pk__in=ids).defer("log_tail", "record")}
     evals: dict[int, dict[tuple[str, str], StoredEval]] = {}
     failed: dict[int, str] = {}
     places: dict[tuple[int, str, str], str] = {}
-    runs: dict[int, Generation] = {}
+    runs: dict[int, GenerationRow] = {}
     seeds = [known[pk].seed if pk in known else None for pk in ids]
     if None in seeds or len(set(seeds)) < len(seeds):  # a run that did not arrive, or that names no seed
         seeds = list(range(len(ids)))
     for seed, pk, run in zip(seeds, ids, recorded, strict=True):
-        last: dict[tuple[str, str], Eval] = {}
-        found = Eval.objects.filter(generation_id=pk) if run.status == "completed" else Eval.objects.none()
+        last: dict[tuple[str, str], EvalRow] = {}
+        found = EvalRow.objects.filter(generation_id=pk) if run.status == "completed" else EvalRow.objects.none()
         trained = [one for one in found if one.step != 0 and one.n_rollouts]
         for one in sorted(trained, key=lambda one: math.inf if one.step is None else one.step):
             last[one.split, one.name] = one
@@ -158,7 +158,7 @@ def load_side(row: Experiment, record: ExperimentRecord, side: ComparedArm) -> D
     return DashboardSide(row=row, side=side, arm=arm, runs=runs, evals=places)
 
 
-def stored_eval(row: Eval, run: str) -> StoredEval:
+def stored_eval(row: EvalRow, run: str) -> StoredEval:
     scored_by = [str(score.get("metric")) for score in row.scores] or list(row.metrics)
     clusters = row.extra.get("clusters") if isinstance(row.extra, dict) else None
     return StoredEval(
@@ -213,11 +213,11 @@ def flipped_tasks(judged: Judged, first: DashboardSide, other: DashboardSide, pr
 
 
 def compare_rows(
-    rows: Sequence[Experiment], arms: dict[str, list[str]], metric: str | None
+    rows: Sequence[ExperimentRow], arms: dict[str, list[str]], metric: str | None
 ) -> tuple[Compared, list[DashboardSide]]:
     """The comparison; EvsysError where there is none, with the reason."""
     notes: list[str] = []
-    chosen: list[tuple[Experiment, ExperimentRecord, ComparedArm]] = []
+    chosen: list[tuple[ExperimentRow, ExperimentRecord, ComparedArm]] = []
     for row in rows:
         record = read_record(row) or ExperimentRecord(experiment=row.name)
         for side in sides_of(entry_of(row), record, arms.get(row.pk, []), notes):
@@ -239,7 +239,7 @@ def compare_rows(
 def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
     ids = list(dict.fromkeys(filter(None, request.GET.getlist("e"))))[:MOST_COMPARED]
-    known = {row.pk: row for row in Experiment.objects.filter(project=project, pk__in=ids)}
+    known = {row.pk: row for row in ExperimentRow.objects.filter(project=project, pk__in=ids)}
     rows = [known[pk] for pk in ids if pk in known]
     for row in rows:
         ensure_experiment_loaded(row)
@@ -256,7 +256,7 @@ def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
         "missing": [pk for pk in ids if pk not in known],
         "choices": [(row, [arm.arm for arm in read_digest(row).arms], wanted.get(row.pk, [])) for row in rows],
         "metric": metric or "",
-        "others": Experiment.objects.filter(project=project)
+        "others": ExperimentRow.objects.filter(project=project)
         .exclude(pk__in=ids)
         .order_by("-created")
         .only("id", "name")[:300],

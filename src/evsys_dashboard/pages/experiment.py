@@ -26,7 +26,7 @@ from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_experiment
 from evsys_dashboard.curves import FIRST, metric_names
 from evsys_dashboard.follow import ensure_experiment_loaded
-from evsys_dashboard.models import Experiment, Generation, Project
+from evsys_dashboard.models import ExperimentRow, GenerationRow, Project
 from evsys_dashboard.score_charts import ForestRow, forest_plot
 from evsys_sdk.constants import START, UNTRAINED
 from evsys_sdk.format import score_text
@@ -47,7 +47,7 @@ MOST_ARMS_DRAWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmRow:
+class ArmTableRow:
     """One arm in the table below the plot."""
 
     arm: ArmDigest
@@ -57,7 +57,7 @@ class ArmRow:
     mark: str = ""
     against_baseline: str = ""
     against_untrained: str = ""
-    runs: Sequence[Generation] = ()
+    runs: Sequence[GenerationRow] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class IntegrityNote:
     is_warning: bool = True
 
 
-def read_record(row: Experiment) -> ExperimentRecord | None:
+def read_record(row: ExperimentRow) -> ExperimentRecord | None:
     """The record of a row; None where there is none or where it is of no known form."""
     try:
         return ExperimentRecord.model_validate(row.record) if row.record else None
@@ -93,7 +93,7 @@ def read_record(row: Experiment) -> ExperimentRecord | None:
         return None
 
 
-def read_digest(row: Experiment) -> Digest:
+def read_digest(row: ExperimentRow) -> Digest:
     """What `evsys show` says of an experiment; for one without a record, what its row has."""
     if row.record:
         try:
@@ -104,7 +104,7 @@ def read_digest(row: Experiment) -> Digest:
     return Digest(name=row.name, hypothesis=row.hypothesis, setup=setup_of(config), tags=[str(tag) for tag in row.tags])
 
 
-def conclusion_lines(row: Experiment, hypothesis: str) -> list[tuple[str, bool]]:
+def conclusion_lines(row: ExperimentRow, hypothesis: str) -> list[tuple[str, bool]]:
     """The conclusion line by line, without the hypothesis, which stands above it; and whether a line belongs to the
     one before it."""
     text = row.conclusion.removeprefix(f"Hypothesis: {hypothesis}")
@@ -149,7 +149,7 @@ def _is_best(arm: ArmDigest, digest: Digest) -> bool:
     return arm.arm == digest.best_arm and len(digest.arms) > 1
 
 
-def arm_rows(digest: Digest, verdict: Verdict | None, runs: Sequence[Generation]) -> list[ArmRow]:
+def arm_rows(digest: Digest, verdict: Verdict | None, runs: Sequence[GenerationRow]) -> list[ArmTableRow]:
     """A row per arm in the order of the plot, those without a score after it."""
     judged = {arm.arm: arm for arm in verdict.arms} if verdict else {}
     baseline = verdict.baseline_arm if verdict and len(verdict.arms) > 1 else None
@@ -160,7 +160,7 @@ def arm_rows(digest: Digest, verdict: Verdict | None, runs: Sequence[Generation]
         done, n = arm.statuses.count("completed"), len(arm.statuses)
         counts = [f"{own.n_tasks} tasks"] if own.n_tasks and verdict and not verdict.per_run else []
         rows.append(
-            ArmRow(
+            ArmTableRow(
                 arm=arm,
                 score=score_text(
                     arm.mean,
@@ -213,7 +213,7 @@ def score_table(digest: Digest, record: ExperimentRecord | None) -> ScoreTable:
     return ScoreTable(keys=keys, rows=rows if keys else [])
 
 
-def integrity_notes(row: Experiment, record: ExperimentRecord | None, digest: Digest) -> list[IntegrityNote]:
+def integrity_notes(row: ExperimentRow, record: ExperimentRecord | None, digest: Digest) -> list[IntegrityNote]:
     """What a reader must know before trusting the scores."""
     notes = []
     for line, _ in conclusion_lines(row, digest.hypothesis):
@@ -241,7 +241,7 @@ def integrity_notes(row: Experiment, record: ExperimentRecord | None, digest: Di
     return notes
 
 
-def status_text(row: Experiment, digest: Digest, runs: Sequence[Generation]) -> StatusText | None:
+def status_text(row: ExperimentRow, digest: Digest, runs: Sequence[GenerationRow]) -> StatusText | None:
     """For an experiment that did not end cleanly, or that has no score: what happened, and what to do."""
     name = shlex.quote(row.name)
     failed = next((run for run in runs if run.error), None)
@@ -274,7 +274,7 @@ def status_text(row: Experiment, digest: Digest, runs: Sequence[Generation]) -> 
     return None
 
 
-def config_of(row: Experiment, record: ExperimentRecord | None) -> dict[str, Any]:
+def config_of(row: ExperimentRow, record: ExperimentRecord | None) -> dict[str, Any]:
     return dict(record.config if record and record.config else row.config or {})
 
 
@@ -308,12 +308,12 @@ def yaml_text(config: Mapping[str, Any]) -> str:
     return str(text)
 
 
-def find_parent(row: Experiment) -> Experiment | None:
+def find_parent(row: ExperimentRow) -> ExperimentRow | None:
     """By id, else the newest of that name that began before."""
     given = row.parent_experiment_id
     if not given:
         return None
-    others = Experiment.objects.filter(project_id=row.project_id).exclude(pk=row.pk)
+    others = ExperimentRow.objects.filter(project_id=row.project_id).exclude(pk=row.pk)
     return others.filter(pk=given).first() or others.filter(name=given).order_by("-created").first()
 
 
@@ -328,13 +328,13 @@ def experiment_page(request: HttpRequest, project_id: str, experiment_id: str) -
     )
 
 
-def experiment_context(project: Project, row: Experiment, against: str = "") -> dict[str, Any]:
+def experiment_context(project: Project, row: ExperimentRow, against: str = "") -> dict[str, Any]:
     record, digest = read_record(row), read_digest(row)
     runs = list(row.generations.defer("log_tail", "record").order_by("created", "name"))
     verdict = recorded_verdict(record) if record else None
     hypothesis = hypothesis_words(record) if record else row.hypothesis
     parent = find_parent(row)
-    others = Experiment.objects.filter(project=project).exclude(pk=row.pk).order_by("-created")
+    others = ExperimentRow.objects.filter(project=project).exclude(pk=row.pk).order_by("-created")
     chosen = others.filter(pk=against).first() if against else parent
     config = config_of(row, record)
     metrics = metric_names([run.pk for run in runs])

@@ -35,7 +35,7 @@ from evsys_dashboard.experiment_filter import (
     list_page,
     read_query,
 )
-from evsys_dashboard.models import Experiment, Project
+from evsys_dashboard.models import ExperimentRow, Project
 from evsys_dashboard.spreadsheet import cell
 from evsys_dashboard.svg import spark_line
 from evsys_sdk.format import count, shown, span
@@ -53,7 +53,7 @@ DECISIVE = ("running", "failed", "invalid", "cancelled", "interrupted", "unreada
 class LabRow:
     """One experiment as the list shows it."""
 
-    experiment: Experiment
+    experiment: ExperimentRow
     group: RowGroup | None = None
 
     @property
@@ -146,7 +146,7 @@ def lab(request: HttpRequest, project: str) -> HttpResponse:
     found = auth.project_for(request, project)
     # Where the live page begins to ask. Taken before the rows are read, and a little earlier than the newest change: a
     # commit that was under way is told twice rather than never.
-    newest = Experiment.objects.filter(project=found).order_by("-updated").values_list("updated", flat=True).first()
+    newest = ExperimentRow.objects.filter(project=found).order_by("-updated").values_list("updated", flat=True).first()
     page = list_page(found, read_query(request.GET))
     query = page.query
     context = _context(found, page) | {
@@ -173,7 +173,7 @@ def rows(request: HttpRequest, project: str) -> HttpResponse:
     ids = request.GET.getlist("id")[: 10 * PAGE]
     if ids:
         matching, problems = find_experiments(found, query)
-        chosen: list[tuple[RowGroup | None, Experiment]] = [(None, row) for row in matching.filter(pk__in=ids)]
+        chosen: list[tuple[RowGroup | None, ExperimentRow]] = [(None, row) for row in matching.filter(pk__in=ids)]
         page = ListPage(query=query, total=len(chosen), rows=chosen, problems=problems)
     else:
         page = list_page(found, query)

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_run
 from evsys_dashboard.follow import ensure_experiment_loaded, ensure_loaded
-from evsys_dashboard.models import Eval, Generation, Prediction, Project
+from evsys_dashboard.models import EvalRow, GenerationRow, PredictionRow, Project
 from evsys_dashboard.pages.experiment import attachment
 from evsys_dashboard.pages.run import eval_lines
 from evsys_dashboard.rollouts import RolloutFilter, outcome_of, read_transcript, select_rollouts
@@ -27,7 +27,7 @@ MOST_SIDES = 24
 STATUSES = ("ok", "agent_error", "infra_error", "timeout", "cancelled")
 
 
-def chosen_eval(run: Generation, wanted: str) -> Eval | None:
+def chosen_eval(run: GenerationRow, wanted: str) -> EvalRow | None:
     """The evaluation that is named; else that of the finished weights, else the last that has rollouts."""
     rows = [one for one in run.evals.all() if one.n_rollouts] or list(run.evals.all())
     named = [one for one in rows if one.pk == wanted]
@@ -46,15 +46,15 @@ def metadata_keys(rollouts: Any) -> list[str]:
     return [f"{key}:{value}" for key, found in sorted(seen.items()) if 1 < len(found) <= 20 for value in sorted(found)]
 
 
-def sides_of_task(project: Project, run: Generation, one: Eval, task_id: str) -> list[dict[str, Any]]:
+def sides_of_task(project: Project, run: GenerationRow, one: EvalRow, task_id: str) -> list[dict[str, Any]]:
     """The task in every run of the experiment and at every step, on the same benchmark."""
     found = (
-        Prediction.objects.filter(project=project, generation__experiment_id=run.experiment_id, task_id=task_id)
+        PredictionRow.objects.filter(project=project, generation__experiment_id=run.experiment_id, task_id=task_id)
         .filter(eval__split=one.split, eval__name=one.name)
         .select_related("eval", "generation")
     )
 
-    def place(row: Prediction) -> tuple[Any, ...]:
+    def place(row: PredictionRow) -> tuple[Any, ...]:
         step = row.eval.step if row.eval else None
         return (row.generation.arm, step is None, step or 0, row.generation.seed or 0, row.created)
 
@@ -62,7 +62,7 @@ def sides_of_task(project: Project, run: Generation, one: Eval, task_id: str) ->
     return [{"row": row, "transcript": read_transcript(row), "when": _when(row.eval)} for row in rows]
 
 
-def _when(one: Eval | None) -> str:
+def _when(one: EvalRow | None) -> str:
     if one is None or one.step is None:
         return "final weights"
     return "untrained" if one.step == 0 else f"step {one.step:,}"
@@ -74,7 +74,7 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
     context: dict[str, Any] = {"project": project, "section": "lab"}
     if not request.GET.get("run"):
-        runs = Generation.objects.filter(project=project).select_related("experiment").order_by("-created")[:50]
+        runs = GenerationRow.objects.filter(project=project).select_related("experiment").order_by("-created")[:50]
         return render(request, "dashboard/rollouts.html", context | {"runs": runs})
     run = find_run(project, request.GET["run"])
     ensure_loaded(run)
@@ -99,7 +99,7 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
     rows = list(found.only("id", "task_id", "reward", "status", "eval_id", "generation_id")[begin : begin + PER_PAGE])
     opened = request.GET.get("rollout", "")
     at = next((index for index, row in enumerate(rows) if row.pk == opened), 0)
-    row = Prediction.objects.select_related("eval").get(pk=rows[at].pk) if rows else None
+    row = PredictionRow.objects.select_related("eval").get(pk=rows[at].pk) if rows else None
     every = select_rollouts(project, RolloutFilter(run=run.pk, eval=wanted.eval))
 
     def link(other: int) -> str:
@@ -131,7 +131,7 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
     return render(request, "dashboard/rollouts.html", context)
 
 
-def breakdown_of(one: Eval | None) -> list[tuple[str, str, str]]:
+def breakdown_of(one: EvalRow | None) -> list[tuple[str, str, str]]:
     """Scores by metadata value, as the evaluation has them: key, value, score."""
     found = []
     for key, values in (one.breakdown if one and isinstance(one.breakdown, dict) else {}).items():
@@ -152,7 +152,7 @@ def _place(text: str) -> int:
 def rollout_file(request: HttpRequest, project_id: str, rollout_id: str) -> HttpResponse:
     """A rollout as text, whole."""
     project = auth.project_for(request, project_id)
-    row = Prediction.objects.filter(project=project, pk=rollout_id).first()
+    row = PredictionRow.objects.filter(project=project, pk=rollout_id).first()
     if row is None:
         raise Http404("there is no such rollout in this project")
     found = read_transcript(row)

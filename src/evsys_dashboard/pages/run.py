@@ -22,7 +22,7 @@ from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_run
 from evsys_dashboard.curves import SYSTEM, metric_names, scores_of_runs
 from evsys_dashboard.follow import ensure_loaded
-from evsys_dashboard.models import Eval, Generation
+from evsys_dashboard.models import EvalRow, GenerationRow
 from evsys_dashboard.pages.experiment import yaml_text
 from evsys_dashboard.score_charts import score_plot
 from evsys_sdk.format import count, score_text, shown
@@ -37,13 +37,13 @@ MOST_PLOTS = 6
 class EvalLine:
     """One evaluation in the table."""
 
-    row: Eval
+    row: EvalRow
     label: str
     when: str
     scores: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_run_record(run: Generation) -> RunRecord | None:
+def read_run_record(run: GenerationRow) -> RunRecord | None:
     """The record of a run that has ended; None where there is none or where it is of no known form."""
     try:
         return RunRecord.model_validate(RunRecord.upgrade(dict(run.record))) if run.record else None
@@ -51,7 +51,7 @@ def read_run_record(run: Generation) -> RunRecord | None:
         return None
 
 
-def eval_lines(rows: Sequence[Eval]) -> list[EvalLine]:
+def eval_lines(rows: Sequence[EvalRow]) -> list[EvalLine]:
     """Evaluations by step, the finished weights last."""
     lines = []
     for one in sorted(rows, key=lambda row: (row.step is None, row.step or 0, row.split, row.name)):
@@ -74,7 +74,7 @@ def eval_lines(rows: Sequence[Eval]) -> list[EvalLine]:
     return lines
 
 
-def score_plots(run: Generation) -> list[tuple[str, SafeString]]:
+def score_plots(run: GenerationRow) -> list[tuple[str, SafeString]]:
     """Scores that were measured at more than one step."""
     found = scores_of_runs([run.pk]).get(run.pk)
     plots = []

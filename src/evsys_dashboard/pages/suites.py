@@ -17,7 +17,7 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_safe
 
 from evsys_dashboard import auth
-from evsys_dashboard.models import Experiment, Project, Suite, SuiteRow
+from evsys_dashboard.models import ExperimentRow, Project, SuiteRow, SuiteVersion
 from evsys_sdk.format import count
 
 PAGE_NAMES = 200
@@ -51,7 +51,7 @@ class SuiteUsage:
     """By the names that configs have, of experiments without hashes: where there are some, these tell the version."""
     is_cut: bool = False
 
-    def users_of(self, suite: Suite) -> list[SuiteUser]:
+    def users_of(self, suite: SuiteVersion) -> list[SuiteUser]:
         """The newest first."""
         named = [*self.by_name.get(suite.name, []), *self.by_id.get(suite.id, [])]
         hashed = self.by_hash.get(suite.sha256, []) if suite.sha256 else []
@@ -62,7 +62,7 @@ def usage_in(project: Project) -> SuiteUsage:
     """Read from the hashes and the configs of the newest experiments; records are not read whole."""
     usage = SuiteUsage()
     rows = (
-        Experiment.objects.filter(project=project)
+        ExperimentRow.objects.filter(project=project)
         .order_by("-created")
         .values_list("id", "name", "created", "config", "record__contents", "record__config")[: LOOKED_THROUGH + 1]
     )
@@ -104,7 +104,7 @@ def _names(config: object, depth: int = 12) -> Iterator[str]:
 class NamedSuite:
     """The newest version of a name, for the list."""
 
-    suite: Suite
+    suite: SuiteVersion
     n_versions: int
     users: list[SuiteUser]
 
@@ -116,8 +116,10 @@ def _start(request: HttpRequest) -> int:
 
 def _list(request: HttpRequest, project: str, kind: str, title: str) -> HttpResponse:
     found = auth.project_for(request, project)
-    versions: dict[tuple[str, str], list[Suite]] = {}
-    for suite in Suite.objects.filter(project=found, kind=kind).order_by("-created", "id").defer("fields", "lineage"):
+    versions: dict[tuple[str, str], list[SuiteVersion]] = {}
+    for suite in (
+        SuiteVersion.objects.filter(project=found, kind=kind).order_by("-created", "id").defer("fields", "lineage")
+    ):
         # One name may have a val and a test split: those are two suites, not two versions.
         versions.setdefault((suite.name, suite.split), []).append(suite)
     start = _start(request)
@@ -146,14 +148,14 @@ def _list(request: HttpRequest, project: str, kind: str, title: str) -> HttpResp
 @auth.page
 def datasets(request: HttpRequest, project: str) -> HttpResponse:
     """All datasets."""
-    return _list(request, project, Suite.Kind.DATASET, "Datasets")
+    return _list(request, project, SuiteVersion.Kind.DATASET, "Datasets")
 
 
 @require_safe
 @auth.page
 def benchmarks(request: HttpRequest, project: str) -> HttpResponse:
     """All benchmarks."""
-    return _list(request, project, Suite.Kind.BENCHMARK, "Benchmarks")
+    return _list(request, project, SuiteVersion.Kind.BENCHMARK, "Benchmarks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +172,13 @@ class ShownRow:
 def suite_page(request: HttpRequest, project: str, suite: str) -> HttpResponse:
     """One version with its rows."""
     found = auth.project_for(request, project)
-    one = get_object_or_404(Suite, pk=suite, project=found)
+    one = get_object_or_404(SuiteVersion, pk=suite, project=found)
     start = _start(request)
     stored = SuiteRow.objects.filter(suite=one)
     n_rows = stored.count() if one.complete else 0
     rows = [_shown(row) for row in stored.order_by("number")[start : start + PAGE_ROWS]] if one.complete else []
     usage = usage_in(found)
-    versions = Suite.objects.filter(project=found, kind=one.kind, name=one.name, split=one.split)
+    versions = SuiteVersion.objects.filter(project=found, kind=one.kind, name=one.name, split=one.split)
     lineage = one.lineage if isinstance(one.lineage, dict) else {}
     context = {
         "project": found,

@@ -47,10 +47,10 @@ def make_ready(folder: Path, facts: JsonObject, fill: Callable[[Path], None]) ->
     if found is not None:
         return found
     try:
-        with _locked(folder):
+        with _hold_lock(folder):
             found = read_ready(folder, facts["recipe"])
             if found is None:
-                for leftover in unfinished(folder.parent, folder.name):
+                for leftover in unfinished_folders(folder.parent, folder.name):
                     shutil.rmtree(leftover, ignore_errors=True)
                 write_folder(folder, {"kind": "model", **facts}, fill)
                 found = read_ready(folder, facts["recipe"])
@@ -61,7 +61,7 @@ def make_ready(folder: Path, facts: JsonObject, fill: Callable[[Path], None]) ->
     return found
 
 
-def unfinished(cache: Path, name: str | None = None) -> list[Path]:
+def unfinished_folders(cache: Path, name: str | None = None) -> list[Path]:
     """Folders that an interrupted process left behind (or a living one is writing now)."""
     if not cache.is_dir():
         return []
@@ -85,7 +85,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _hold_lock(folder: Path) -> Iterator[None]:
     # The kernel's lock goes with the process that held it, so a killed one blocks no other.
     folder.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder.parent / f".{folder.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from evsys_engine.models.builtin import BUILT_INS
-from evsys_engine.models.cache import UNFINISHED, cache_folder, folder_bytes, read_ready, unfinished
+from evsys_engine.models.cache import UNFINISHED, cache_folder, folder_bytes, read_ready, unfinished_folders
 from evsys_engine.models.find import (
     ModelFolder,
     Source,
@@ -122,7 +122,7 @@ def list_models(cache: Path | None = None) -> list[CachedModel]:
         if manifest:
             size, origin = folder_bytes(folder), manifest["origin"]
             models.append(CachedModel(name=origin, source="gguf", state="ready", disk_bytes=size, path=folder))
-    for folder in unfinished(cache):
+    for folder in unfinished_folders(cache):
         match = UNFINISHED.match(folder.name)
         name = match["name"] if match else folder.name
         models.append(

@@ -61,8 +61,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> tuple[Any, Specials]:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     if pre == "qwen2":  # Qwen's own tokenizer joins letter and accent first; llama.cpp leaves that out
         tokenizer.normalizer = tokenizers.normalizers.NFC()
-    tokenizer.add_special_tokens(_added(tokenizers, tokens, metadata, special=True))
-    tokenizer.add_tokens(_added(tokenizers, tokens, metadata, special=False))
+    tokenizer.add_special_tokens(_added_tokens(tokenizers, tokens, metadata, special=True))
+    tokenizer.add_tokens(_added_tokens(tokenizers, tokens, metadata, special=False))
     specials = choose_specials(metadata)
     if specials.bos and metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
@@ -113,7 +113,7 @@ def _pre_tokenizer(tokenizers: Any, pre: str) -> Any:
     return kinds.ByteLevel(add_prefix_space=False)
 
 
-def _added(tokenizers: Any, tokens: list[str], metadata: Mapping[str, Any], *, special: bool) -> list[Any]:
+def _added_tokens(tokenizers: Any, tokens: list[str], metadata: Mapping[str, Any], *, special: bool) -> list[Any]:
     """Tokens that are found in a text as they stand: control tokens, or what the model's makers added as words."""
     types = metadata["tokenizer.ggml.token_type"]
     return [

@@ -75,7 +75,7 @@ class Service:
             await self._unload(model)
         for sampling in list(session.samplings.values()):
             await self._put_away(sampling)
-        await self.in_worker(partial(shutil.rmtree, ignore_errors=True), self._unnamed(session))
+        await self.in_worker(partial(shutil.rmtree, ignore_errors=True), self._unnamed_path(session))
 
     # Models
 
@@ -85,7 +85,7 @@ class Service:
         if body.optimizer_config.type != "adamw":
             raise BadRequest(f"optimizer {body.optimizer_config.type!r} is not offered here; adamw is")
         model_id = f"{session.session_id}-train-{body.model_seq_id}"
-        return self._promised(session, f"{model_id}/create", body, lambda: self._create(session, model_id, body))
+        return self._start_promise(session, f"{model_id}/create", body, lambda: self._create(session, model_id, body))
 
     async def _create(self, session: EngineSession, model_id: str, body: bodies.CreateModel) -> HttpResponse:
         if model_id not in session.models:  # asked for again after its first answer was forgotten
@@ -117,7 +117,7 @@ class Service:
 
     async def unload_model(self, body: bodies.ModelCall) -> JsonObject:
         model = self.sessions.model(body.model_id)
-        return self._promised(model.session, f"{model.model_id}/unload", body, lambda: self._unload(model))
+        return self._start_promise(model.session, f"{model.model_id}/unload", body, lambda: self._unload(model))
 
     async def _unload(self, model: Model) -> HttpResponse:
         model.session.models.pop(model.model_id, None)
@@ -187,7 +187,7 @@ class Service:
         if number is None:
             raise BadRequest("save_weights_for_sampler needs a name (path) or a sampling_session_seq_id")
         session = model.session
-        folder = self._unnamed(session) / str(number)
+        folder = self._unnamed_path(session) / str(number)
         await self.in_worker(partial(folder.parent.mkdir, parents=True, exist_ok=True))
         await self.in_worker(model.adapter.save_weights, folder)
         sampling = Sampling(sampler_id=_sampler_id(session, number), session=session, folder=folder, unnamed=True)
@@ -250,11 +250,11 @@ class Service:
             return HttpResponse(packed, wire.PROTOBUF)
 
         sequence_ids = [f"{request_id}/{row}" for row in range(body.num_samples)]
-        return self._promised(sampling.session, request_id, body, sample, sample_sequence_ids=sequence_ids)
+        return self._start_promise(sampling.session, request_id, body, sample, sample_sequence_ids=sequence_ids)
 
     # Promises
 
-    def _promised(
+    def _start_promise(
         self,
         session: EngineSession,
         request_id: str,
@@ -264,7 +264,7 @@ class Service:
     ) -> JsonObject:
         """Begin at once. The same request sent again is the same promise."""
         payload = bodies.digest_body(body)
-        promise = self._known(request_id, payload)
+        promise = self._find_promise(request_id, payload)
         if promise is None:
             promise = self.futures.make(request_id, session.session_id, payload, **extra)
             self.futures.start(promise, work())
@@ -277,13 +277,13 @@ class Service:
         number = model.lane.number(seq_id)
         request_id = f"{model.model_id}/{number}"
         if model.lane.has_seen(number):
-            self._known(request_id, payload)
+            self._find_promise(request_id, payload)
             return {"request_id": request_id, "model_id": model.model_id}
         promise = self.futures.make(request_id, model.session.session_id, payload, model_id=model.model_id)
         model.lane.put(number, ModelJob(promise, work))
         return _ticket(promise)
 
-    def _known(self, request_id: str, payload: str) -> Promise | None:
+    def _find_promise(self, request_id: str, payload: str) -> Promise | None:
         """The promise with this id, which must be that of the same request."""
         promise = self.futures.get(request_id)
         if promise is not None and promise.payload != payload:
@@ -328,7 +328,7 @@ class Service:
         if sampling.unnamed and sampling.folder is not None:
             await self.in_worker(partial(shutil.rmtree, ignore_errors=True), sampling.folder)
 
-    def _unnamed(self, session: EngineSession) -> Path:
+    def _unnamed_path(self, session: EngineSession) -> Path:
         return self.checkpoints.unnamed_folder(session.session_id)
 
 

@@ -113,7 +113,7 @@ class BaseAlgorithm(ABC):
             await self.client.load_state(ctx.start_from, optimizer=False)
         await self.setup(ctx, self.service)
         result = await run_loop(self, self.client, self.service, ctx, self._plan(ctx), clock=self.clock)
-        return self._finished(ctx, result)
+        return self._to_run_result(ctx, result)
 
     def rank_of(self, ctx: RunContext) -> int:
         """`lora_rank`; where it is not set, that of the saved weights to start from, if the backend can tell."""
@@ -133,7 +133,7 @@ class BaseAlgorithm(ABC):
             raise BackendError(f"{self.name or type(self).__name__}: set max_steps, this algorithm has no epochs")
         return cfg.plan(planned, at_most=ctx.max_steps)
 
-    def _finished(self, ctx: RunContext, result: LoopResult) -> RunResult:
+    def _to_run_result(self, ctx: RunContext, result: LoopResult) -> RunResult:
         metrics: dict[str, float] = {"steps": result.steps, "tokens": result.tokens, **self.run_metrics()}
         if result.first_loss is not None and result.final_loss is not None:
             metrics |= {"first_loss": result.first_loss, "final_loss": result.final_loss}

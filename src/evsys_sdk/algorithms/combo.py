@@ -7,6 +7,7 @@ weights of the last phase. Steps count on from phase to phase, and every metric 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -154,6 +155,14 @@ class Combo:
     class Config(Params):
         phases: list[Phase] = Field(min_length=1)
         """Phases in order: an algorithm each, with separate data where that differs."""
+
+        @classmethod
+        def scored_settings(cls, params: Mapping[str, Any]) -> JsonDict:
+            settings = super().scored_settings(params)
+            for phase in settings["phases"]:
+                del phase["name"]
+                phase["algorithm"] = registry.scored_block(registry.algorithms, **phase["algorithm"])
+            return settings
 
         @model_validator(mode="after")
         def _distinct(self) -> Combo.Config:

@@ -85,7 +85,7 @@ class Distill(OnPolicyAlgorithm):
         turns = [turn for group in groups for rollout in group for turn in written(rollout)]
         names = [prompt.task.task_id for prompt in self.prompts_of(step)]
         if not turns:
-            return TrainingBatch([], metrics=self.skipped(metrics), row_ids=names)
+            return TrainingBatch([], metrics=self.skipped_metrics(metrics), row_ids=names)
         drift = differences([turn.logprobs for turn in turns], await logprobs_of(self.teacher, turns))
         advantages = kl_penalty(drift, 1 / sum(map(len, drift)), centre=self.cfg.centre)
         return TrainingBatch(

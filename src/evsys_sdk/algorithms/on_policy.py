@@ -99,6 +99,8 @@ GIVE_UP_AFTER = 3
 class OnPolicyParams(LoopParams):
     """Settings of every algorithm that learns from rollouts. `batch_size` counts tasks."""
 
+    not_scored = frozenset(["n_concurrent", "max_attempts", "log_rollouts"])
+
     num_samples: int = Field(default=8, ge=1)
     """Rollouts per task and step."""
     max_tokens: int = Field(default=256, ge=1)
@@ -279,7 +281,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
             gated.first_error,
         )
 
-    def skipped(self, metrics: dict[str, float]) -> dict[str, float]:
+    def skipped_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics of a step that has nothing to learn from; it is counted."""
         self.totals["steps_skipped"] += 1
         return {**metrics, "skipped": 1.0}

@@ -103,7 +103,7 @@ class RL(OnPolicyAlgorithm):
         chosen = [group for group in kept if any(map(written, group))]
         names = [prompt.task.task_id for prompt in self.prompts_of(step)]
         if not chosen:
-            return TrainingBatch([], metrics=self.skipped(metrics), row_ids=names)
+            return TrainingBatch([], metrics=self.skipped_metrics(metrics), row_ids=names)
         # All that were asked for, also those of dropped groups: what `constant` makes a token weigh does not depend on
         # what became of other rollouts.
         data, about_kl = await self.policy_data(chosen, asked=len(names) * self.cfg.num_samples)

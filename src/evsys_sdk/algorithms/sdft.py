@@ -130,7 +130,7 @@ class SDFT(OnPolicyAlgorithm):
         metrics |= {"answers_too_short": too_short}
         names = [prompt.task.task_id for prompt in self.prompts_of(step)]
         if not shown:
-            return TrainingBatch([], metrics=self.skipped(metrics), row_ids=names)
+            return TrainingBatch([], metrics=self.skipped_metrics(metrics), row_ids=names)
         distil = self.forward if self.cfg.kl == "forward" else self.reverse
         batch = await distil(teacher, shown)
         batch.metrics, batch.row_ids = metrics | batch.metrics, names

@@ -180,7 +180,7 @@ class TrlAlgorithm(BaseAlgorithm):
             stepped.abandon()
             with suppress(OSError):  # not empty: the config makes TRL write there
                 folder.rmdir()
-        return self._finished(ctx, result)
+        return self._to_run_result(ctx, result)
 
     def _settings(self, plan: LoopPlan, folder: Path, seed: int, copy: Any) -> JsonObject:
         """What both trainers' configs are given."""
@@ -245,7 +245,7 @@ class TrlLoop(TrainingLoop):
 
     async def _resume(self) -> bool:
         """TRL's optimiser is not kept, so only a training that had ended is taken up; any other starts again."""
-        last = next(iter(self._recorded()), None)
+        last = next(iter(self._recorded_checkpoints()), None)
         if last and last.final:
             self.result.resume_from(last)
             self.result.stopped = last.stopped

@@ -53,6 +53,9 @@ class LocalBackend:
     requires: ClassVar = {"torch": "local", "transformers": "local"}
 
     class Config(Params):
+        # Rounding differs between these, as it does between seeds.
+        not_scored = frozenset(["device", "threads", "max_batch_tokens"])
+
         device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
         """`cpu`, `cuda`, `cuda:1`; auto takes a GPU if there is one."""
         dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -255,11 +258,11 @@ class LocalTrainingClient:
         )
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: LossCallable) -> Awaitable[ForwardBackwardOutput]:
-        def guarded(data: Sequence[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        def guard_loss(data: Sequence[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
             with error_boundary(BackendError, "the custom loss"):
                 return loss_fn(list(data), logprobs)
 
-        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), guarded)))
+        return submit(self.worker, lambda: _output(self.adapter.forward_backward_custom(engine_data(data), guard_loss)))
 
     def optim_step(self, adam_params: AdamParams) -> Awaitable[OptimStepOutput]:
         return submit(self.worker, lambda: OptimStepOutput(metrics=self.adapter.optim_step(adam_params)))

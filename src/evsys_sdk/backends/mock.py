@@ -42,6 +42,8 @@ class MockBackend:
     """A table model with exact gradients; it can be slow or fail on request."""
 
     class Config(Params):
+        not_scored = frozenset(["latency_ms", "fail_on_prepare", "fail_at_step"])
+
         latency_ms: float = Field(default=0.0, ge=0)
         """Each answer arrives this much later; calls of one training client queue up, clients overlap."""
         fail_on_prepare: bool = False

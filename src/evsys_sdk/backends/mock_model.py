@@ -104,7 +104,7 @@ def last_of(contexts: Contexts, copies: int) -> Contexts:
     )
 
 
-def joined(parts: list[Contexts]) -> Contexts:
+def join_contexts(parts: list[Contexts]) -> Contexts:
     """Positions of several sequences side by side."""
     return Contexts(
         history=np.concatenate([part.history for part in parts], axis=1),
@@ -298,7 +298,7 @@ def forward_backward(model: TableModel, pending: MockGradients, data: list[Datum
     if not data:
         raise BackendError("forward_backward was called without data")
     pairs = [read_targets(datum, index, VOCAB_SIZE) for index, datum in enumerate(data)]
-    contexts = joined([contexts_of(tokens) for tokens, _ in pairs])
+    contexts = join_contexts([contexts_of(tokens) for tokens, _ in pairs])
     rows = model.rows(contexts)
     logp = log_softmax(model.logits(contexts, rows))
     # For every target of every datum: the position that predicts it, counted over all data, and its token.

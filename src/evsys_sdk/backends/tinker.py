@@ -50,6 +50,8 @@ class TinkerBackend:
     requires: ClassVar = {"tinker": "tinker"}
 
     class Config(Params):
+        not_scored = frozenset(["base_url", "api_key_env", "timeout_seconds", "connect_attempts", "lacks"])
+
         base_url: str | None = None
         """The server; by default the client's own (hosted Tinker)."""
         api_key_env: str = "TINKER_API_KEY"

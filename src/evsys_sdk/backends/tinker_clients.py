@@ -94,16 +94,16 @@ class TinkerTrainingClient:
         )
 
     def save_state(self, name: str) -> Awaitable[str]:
-        name = self._unused(name, "state")
+        name = self._unused_name(name, "state")
         return self._call(lambda: self.inner.save_state(name), lambda saved: str(saved.path), f"saving state {name}")
 
     def save_weights_for_sampler(self, name: str) -> Awaitable[str]:
-        name = self._unused(name, "sampler")
+        name = self._unused_name(name, "sampler")
         return self._call(
             lambda: self.inner.save_weights_for_sampler(name), lambda saved: str(saved.path), f"saving weights {name}"
         )
 
-    def _unused(self, name: str, kind: str) -> str:
+    def _unused_name(self, name: str, kind: str) -> str:
         """No checkpoint is ever written over another."""
         self._saved[f"{kind}/{name}"] += 1
         count = self._saved[f"{kind}/{name}"]
@@ -126,7 +126,7 @@ class TinkerTrainingClient:
             if unanswered:
                 await asyncio.wait(unanswered)
             await unload(self.service.client.holder, old)
-            return _done(None)
+            return _done_future(None)
 
         return self._call_in_turn(load, lambda nothing: None, what)
 
@@ -141,7 +141,7 @@ class TinkerTrainingClient:
                 sent.set_result(send())
             except Exception as exc:  # a refusal comes when it is awaited, like every answer
                 sent.set_exception(exc)
-            return self._noted(_collected(self.service.watch, sent, make, what))
+            return self._note_call(_collect(self.service.watch, sent, make, what))
 
         async def send_it() -> Reply[A]:
             return send()
@@ -161,9 +161,9 @@ class TinkerTrainingClient:
 
         # A separate task, shielded below: a caller that gives up takes no call out of the order.
         self._sending = sending = asyncio.ensure_future(send_after())
-        return self._noted(_collected(self.service.watch, asyncio.shield(sending), make, what))
+        return self._note_call(_collect(self.service.watch, asyncio.shield(sending), make, what))
 
-    def _noted[T](self, call: asyncio.Task[T]) -> asyncio.Task[T]:
+    def _note_call[T](self, call: asyncio.Task[T]) -> asyncio.Task[T]:
         self._unanswered.add(call)
         call.add_done_callback(self._unanswered.discard)
         return call
@@ -206,15 +206,15 @@ class TinkerSamplingClient:
             include_prompt_logprobs=include_prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
         )
-        return _collected(self.watch, _done(future), _samples, "sampling")
+        return _collect(self.watch, _done_future(future), _samples, "sampling")
 
     def compute_logprobs(self, prompt: ModelInput) -> Awaitable[list[float | None]]:
         types = need("tinker", extra="tinker").types
         future = self.inner.compute_logprobs(types.ModelInput.from_ints(prompt.to_ints()))
-        return _collected(self.watch, _done(future), list, "compute_logprobs")
+        return _collect(self.watch, _done_future(future), list, "compute_logprobs")
 
 
-def _collected[A, T](watch: Watch, sent: Awaitable[Reply[A]], make: Callable[[A], T], what: str) -> asyncio.Task[T]:
+def _collect[A, T](watch: Watch, sent: Awaitable[Reply[A]], make: Callable[[A], T], what: str) -> asyncio.Task[T]:
     """The answer of a call that is on its way, in our records; its failure as a BackendError."""
 
     async def result_of(future: Reply[A]) -> A:
@@ -246,7 +246,7 @@ async def unload(holder: InternalClientHolder, client: tinker.TrainingClient) ->
         await asyncio.wait_for(holder.run_coroutine_threadsafe(send()), UNLOAD_SECONDS)
 
 
-def _done[A](value: A) -> asyncio.Future[A]:
+def _done_future[A](value: A) -> asyncio.Future[A]:
     future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
     future.set_result(value)
     return future

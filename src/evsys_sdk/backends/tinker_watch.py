@@ -57,10 +57,10 @@ class Watch:
     def attach(self, holder: Any) -> None:
         """Look at every request that this connection holder of the client sends from now on."""
         lend = holder.aclient
-        holder.aclient = lambda *args: self._observed(lend(*args))
+        holder.aclient = lambda *args: self._observe(lend(*args))
 
     @contextmanager
-    def _observed(self, lent: AbstractContextManager[Any]) -> Iterator[Any]:
+    def _observe(self, lent: AbstractContextManager[Any]) -> Iterator[Any]:
         with lent as client:
             # Private to the SDK: a version of tinker that renames it breaks here.
             http = client._client

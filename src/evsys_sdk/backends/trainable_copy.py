@@ -54,10 +54,10 @@ class TrainableCopy:
 
     def save_state(self, name: str) -> Awaitable[str]:
         """What `load_state` of the local backend's training clients takes; another trainer's optimiser is left out."""
-        from evsys_engine.state import StateSnapshot, copied, save_snapshot
+        from evsys_engine.state import StateSnapshot, copy_to_cpu, save_snapshot
 
         def write(folder: Path) -> None:
-            snapshot = StateSnapshot(weights=copied(self._tensors()), moments={}, steps=self.steps)
+            snapshot = StateSnapshot(weights=copy_to_cpu(self._tensors()), moments={}, steps=self.steps)
             save_snapshot(folder, snapshot, self.settings, self.engine.info)
 
         return self.service.save(f"{name}-state", write)
@@ -65,10 +65,10 @@ class TrainableCopy:
     def save_weights_for_sampler(self, name: str) -> Awaitable[str]:
         """A PEFT folder (rank 0: a whole model), which the local backend samples from."""
         from evsys_engine.export import save_adapter, save_model
-        from evsys_engine.state import copied
+        from evsys_engine.state import copy_to_cpu
 
         def write(folder: Path) -> None:
-            tensors, info = copied(self._tensors()), self.engine.info
+            tensors, info = copy_to_cpu(self._tensors()), self.engine.info
             if self.settings.rank:
                 save_adapter(folder, tensors, self.settings, info)
             else:

@@ -27,7 +27,7 @@ from evsys_sdk.protocols import SANDBOX, AgentSpec
 from evsys_sdk.rollout.agents import find_agent
 from evsys_sdk.rollout.requirements import environment_problem, is_class_path, kind_problem
 from evsys_sdk.rollout.task_dirs import has_own_tests
-from evsys_sdk.verifiers.grading import missing_for, never_grades, plan_of
+from evsys_sdk.verifiers.grading import missing_for, never_grades, plan_of, verifier_names
 
 SHOWN = 5
 """Reasons that are shown; a suite that is wrong throughout is known by its first ones."""
@@ -93,7 +93,7 @@ def undoable_tasks(
     count = Counter[str]()
     for task, place in placed:
         plan = plan_of(task.verifier)
-        if known_only and plan.name not in registry.verifiers.names():
+        if known_only and not verifier_names(plan) <= set(registry.verifiers.names()):
             continue
         why = environment_problem(task, environment)
         if why is None and not has_own_tests(task):

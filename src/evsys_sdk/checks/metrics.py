@@ -44,7 +44,7 @@ def metric_problems(config: ExperimentConfig) -> Iterator[Problem]:
     """Metrics that no run will have, of an experiment whose runs are scored; those that no step will have, of callbacks
     that wait for them; and of a hypothesis, a difference that cannot be and an untrained model that is not scored."""
     if scores_of(config):
-        for place, name in _named(config):
+        for place, name in _named_metrics(config):
             message = why_no_score(config, name)
             if message is not None:
                 yield Problem(path=place, value=name, message=message)
@@ -102,7 +102,7 @@ def with_judged_metrics(config: ExperimentConfig) -> ExperimentConfig:
     """
     entries = list(config.metadata.benchmark)
     objective = config.search.objective if config.search is not None else None
-    for name in [*(name for _, name in _named(config)), *([objective.name] if objective is not None else [])]:
+    for name in [*(name for _, name in _named_metrics(config)), *([objective.name] if objective is not None else [])]:
         keys = [key for entry in entries for key in entry.score_keys]
         # A name that a score or a number of the run answers to already needs no further metric.
         if name in NUMBERS or any(readings_of(name, key) for key in [*keys, *_eval_scores(config)]):
@@ -136,7 +136,7 @@ def _is_within_0_and_1(metric: str) -> bool:
     return found is metric_family(metric) or found in (PassAtK, PassRate, ExactMatch, ToolkitMatch)
 
 
-def _named(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+def _named_metrics(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
     metadata = config.metadata
     if metadata.success_metric is not None:
         yield "metadata.success_metric", metadata.success_metric.name

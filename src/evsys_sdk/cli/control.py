@@ -88,7 +88,8 @@ def _run_cells(run: RunState) -> list[str]:
     if run.score is not None:
         tasks = count(run.score.n_tasks, "task")
         at = {None: "", 0: " untrained"}.get(run.score.step, f" at step {run.score.step}")
-        score = f"{run.score.benchmark} {run.score.metric} {shown(run.score.value)}, {tasks}{at}"
+        value = shown(run.score.value, unit=run.score.unit)
+        score = f"{run.score.benchmark} {run.score.metric} {value}, {tasks}{at}"
     learning = f"loss {run.loss:.4f}" if run.loss is not None else ""
     learning = f"reward {run.reward:.3f}" if run.reward is not None else learning
     step = f"{run.step}{f'/{run.total_steps}' if run.total_steps else ''}" if run.step else ""

@@ -202,15 +202,15 @@ def leakage(rows: str, suite: str, workspace: str | None, as_json: bool) -> int:
 
 def sample_of(path: Path) -> list[Row]:
     """Rows from the beginning of a file to its end; of a JSONL file no others are parsed."""
-    from evsys_sdk.contamination.audit import SAMPLE_ROWS, spread
+    from evsys_sdk.contamination.audit import SAMPLE_ROWS, sample_evenly
     from evsys_sdk.data.sources import kind_of_file
     from evsys_sdk.errors import DataError
     from evsys_sdk.files import open_bytes, parse_object
 
     if kind_of_file(path) != "jsonl":
-        return spread(read_file(path), SAMPLE_ROWS)
+        return sample_evenly(read_file(path), SAMPLE_ROWS)
     with open_bytes(path) as lines:
-        kept = spread((line for line in lines if not line.isspace()), SAMPLE_ROWS)
+        kept = sample_evenly((line for line in lines if not line.isspace()), SAMPLE_ROWS)
     rows = []
     for line in kept:
         with suppress(DataError):  # reported with its number when all are read

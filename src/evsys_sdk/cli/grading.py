@@ -218,8 +218,8 @@ def print_comparison(found: RegradeComparison) -> None:
     for old, new, change in zip(found.old, found.new, found.changes, strict=True):
         difference = ""
         if change.value is not None:
-            interval = span(change.low, change.high, signed=True)
-            difference = f"   change {shown(change.value, signed=True)}{interval}"
+            interval = span(change.low, change.high, unit=new.unit, signed=True)
+            difference = f"   change {shown(change.value, unit=new.unit, signed=True)}{interval}"
         scores = _value(new) if old == new and new.value is None else f"{_value(old)} -> {_value(new)}"
         print(f"  {new.metric:<{width}}  {scores}{difference}")
     before, after = (sum(map(is_errored, side)) for side in zip(*((p.old, p.new) for p in found.pairs), strict=True))
@@ -243,4 +243,8 @@ def print_comparison(found: RegradeComparison) -> None:
 def _value(score: Score) -> str:
     from evsys_sdk.format import score_text
 
-    return f"not valid ({score.error})" if score.value is None else score_text(score.value, score.low, score.high)
+    return (
+        f"not valid ({score.error})"
+        if score.value is None
+        else score_text(score.value, score.low, score.high, unit=score.unit)
+    )

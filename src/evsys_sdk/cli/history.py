@@ -95,7 +95,7 @@ def _cells(entry: ExperimentEntry) -> list[str]:
         unproven = "not proven best" if digest.best_arm is None and len(digest.scored) > 1 else ""
         marks = [top.errors if top.has_many_errors else "", top.training_mark, lost, unproven]
         marked = "; ".join(mark for mark in marks if mark)
-        best = f"{shown(top.mean)}{named}{f' ({marked})' if marked else ''}"
+        best = f"{shown(top.mean, unit=digest.unit)}{named}{f' ({marked})' if marked else ''}"
     elif entry.state != "running" and digest.metric and digest.arms:
         unscored = [arm for arm in digest.arms if arm.why_unscored]
         errors = next((f" ({arm.errors})" for arm in unscored if arm.errors), "")
@@ -177,7 +177,8 @@ def print_entry(entry: ExperimentEntry, conclusion: str) -> None:
         ("measured", f"{', '.join(digest.measured)} ({digest.mode})" if digest.measured else ""),
         (
             f"before training ({digest.start})" if digest.start else "untrained",
-            _numbers(digest.untrained, digest.untrained_marks),
+            # Where every rollout errored there is a mark and no score.
+            _numbers({**dict.fromkeys(digest.untrained_marks), **digest.untrained}, digest, digest.untrained_marks),
         ),
     ):
         if text:
@@ -200,31 +201,37 @@ def print_entry(entry: ExperimentEntry, conclusion: str) -> None:
     print(f"record: {short_path(entry.record)}{'' if entry.record.exists() else ' (not yet written)'}")
 
 
-def _numbers(scores: Mapping[str, float], *marks: Mapping[str, str]) -> str:
+def _numbers(scores: Mapping[str, float | None], digest: Digest, *marks: Mapping[str, str]) -> str:
     """`val/tools/pass@1 0.050, test/tools/pass@1 0.042 (8 of 60 rollouts errored; on training rows)`."""
     from evsys_sdk.format import shown
 
     texts = []
     for key, value in sorted(scores.items(), reverse=True):
         marked = "; ".join(mark[key] for mark in marks if key in mark)
-        texts.append(f"{key} {shown(value)}{f' ({marked})' if marked else ''}")
+        number = "no score" if value is None else shown(value, unit=digest.units.get(key, ""))
+        texts.append(f"{key} {number}{f' ({marked})' if marked else ''}")
     return ", ".join(texts)
 
 
 def _arm_text(arm: ArmDigest, digest: Digest) -> str:
-    from evsys_sdk.format import shown, span
+    from evsys_sdk.format import interval_text, number_text
 
     done, n = arm.statuses.count("completed"), len(arm.statuses)
     state = f"{done} of {n} seeds completed" if n > 1 else "".join(arm.statuses)
     parts = [f"{arm.arm}: {f'{arm.errors}; ' if arm.has_many_errors else ''}{state}"]
     if arm.mean is not None:
-        seeds = f" (seeds {', '.join(map(shown, arm.scores))})" if len(arm.scores) > 1 else ""
-        interval = f"{span(arm.low, arm.high)} (95 % over {arm.covers})" if arm.covers else ""
-        parts.append(f"{digest.metric} {shown(arm.mean)}{interval}{seeds}")
+        seeds = (
+            f" (seeds {', '.join(number_text(one, unit=digest.unit) for one in arm.scores)})"
+            if len(arm.scores) > 1
+            else ""
+        )
+        score = interval_text(arm.mean, arm.low, arm.high, unit=digest.unit)
+        covers = f" (95 % over {arm.covers})" if arm.covers else ""
+        parts.append(f"{digest.metric} {score}{covers}{seeds}")
         parts += [arm.errors] if arm.n_errors and not arm.has_many_errors else []
         parts += [arm.training_mark] if arm.training_mark else []
     others = {key: value for key, value in arm.metrics.items() if "/" in key and key not in digest.measured}
-    parts += [_numbers(others, arm.error_marks, arm.training_marks)] if others else []
+    parts += [_numbers(others, digest, arm.error_marks, arm.training_marks)] if others else []
     parts += [arm.verdict] if arm.verdict else []
     parts += [f"needs {arm.needs}"] if arm.needs else []
     parts += [f"not ranked: {arm.why_unranked}"] if arm.why_unranked else []
@@ -339,7 +346,13 @@ def print_compared(found: Compared) -> None:
         rows = []
         for key, values in found.scores.items():
             marks = [side.arm.training_marks.get(key) for side in found.sides]
-            cells = ["-" if value is None else shown(value) for value in values]
+            unit = next((side.entry.digest.units[key] for side in found.sides if key in side.entry.digest.units), "")
+            # Steps, tokens and rows of a run are counted.
+            whole = "/" not in key and all(value is None or float(value).is_integer() for value in values)
+            texts = [
+                None if value is None else f"{value:,.0f}" if whole else shown(value, unit=unit) for value in values
+            ]
+            cells = ["-" if text is None else text for text in texts]
             rows.append([key, *(f"{c} ({mark})" if mark else c for c, mark in zip(cells, marks, strict=True))])
         print_table(["", *labels], rows)
     for judged in found.verdicts:

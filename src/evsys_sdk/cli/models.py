@@ -122,7 +122,7 @@ def _number(value: int | None) -> str:
 
 
 @model.command("export")
-@click.argument("source", metavar="RUN", help="a run's directory, <experiment>/<run>, sampler weights, or a model")
+@click.argument("source", metavar="RUN", help="a run's directory or name, <run>@step-12, sampler weights, or a model")
 @click.option(
     "--to",
     "form",
@@ -132,7 +132,7 @@ def _number(value: int | None) -> str:
 )
 @click.option("-o", "--output", metavar="PATH", help="where to write (default: ./<run>-<form> or ./<run>.gguf)")
 @click.option(
-    "--checkpoint", default="final", metavar="REF", help="final (the default) or step-N; also as <run>@step-N"
+    "--checkpoint", default="final", metavar="REF", help="final (the default), latest or step-N; also as <run>@step-N"
 )
 @click.option(
     "--type",

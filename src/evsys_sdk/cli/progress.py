@@ -207,6 +207,11 @@ class ProgressCallback:
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
         line = self._line(ctx)
+        self._show_score(ctx, line, result)
+        self._changed(ctx, line, always=True)
+
+    def _show_score(self, ctx: RunContext, line: RunLine, result: EvalResult) -> None:
+        """Put the evaluation's score into the line, unless another benchmark's counts more."""
         metadata = getattr(getattr(ctx, "config", None), "metadata", None)
         success_metric = getattr(metadata, "success_metric", None)
         success = None if success_metric is None else str(success_metric.name)
@@ -223,15 +228,18 @@ class ProgressCallback:
             marks += [result.training_mark] if getattr(result, "training_mark", "") else []
             rows = f" ({'; '.join(marks)})" if marks else ""
             line.is_success, line.metric, line.split = bool(own), score.metric, result.split
-            value = score_text(score.value)
+            value = score_text(score.value, unit=getattr(score, "unit", ""))
             line.score = f"{label} {score.metric} {value}{at}{rows}"
             line.value = f"{value}{at.replace(' at step ', ' @')}"
-        self._changed(ctx, line, always=True)
 
     def on_run_end(self, ctx: RunContext, result: RunResult) -> None:
         line = self._line(ctx)
         # The search has yet to decide whether it resumes.
         line.status = "paused" if result.status == "pruned" else result.status
+        for found in (
+            result.final_evals if getattr(result, "chosen_steps", None) else ()
+        ):  # the last of the loop may not be the run's
+            self._show_score(ctx, line, found)
         self.changed(line, always=True)
 
     def headline(self, now: float) -> str:

@@ -151,12 +151,12 @@ def schema_rows(
         default = "required" if name in required else _short(field["default"]) if "default" in field else ""
         text = " ".join(str(field.get("description") or "").split())
         yield [path, _type(field), default, text]
-        for suffix, ref in _nested(field):
+        for suffix, ref in _nested_models(field):
             if ref in parts and ref not in within:  # a model may hold itself
                 yield from schema_rows(parts[ref], parts, f"{path}{suffix}.", (*within, ref))
 
 
-def _nested(field: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _nested_models(field: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The models that a field holds: itself, in a list or in a mapping."""
     for option in [field, *field.get("anyOf", []), *field.get("allOf", [])]:
         if "$ref" in option:
@@ -164,7 +164,7 @@ def _nested(field: dict[str, Any]) -> Iterator[tuple[str, str]]:
         for key, suffix in (("items", "[]"), ("additionalProperties", ".<name>")):
             inner = option.get(key)
             if isinstance(inner, dict):
-                yield from ((suffix + rest, ref) for rest, ref in _nested(inner))
+                yield from ((suffix + rest, ref) for rest, ref in _nested_models(inner))
 
 
 def _type(field: dict[str, Any]) -> str:

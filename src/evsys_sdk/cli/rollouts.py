@@ -95,7 +95,8 @@ def rollouts(
             raise EvsysError(
                 f"--step {step}: no evaluation at this step; there are: {', '.join(map(str, steps)) or 'none'}"
             )
-    views = [view for view in views if matches(view) and (view.is_failed or not failed)]
+    asked = [view for view in views if matches(view)]
+    views = [view for view in asked if view.is_failed or not failed]
     if not views:
         refuse_unknown(every, tasks=tasks, arms=arms, benchmark=benchmark, train=train)
     chosen = views[: limit or None]
@@ -111,7 +112,7 @@ def rollouts(
         _print_answer(view, full=full)
         print()
     more = "" if len(chosen) == len(views) else f", {len(chosen)} shown (--limit 0 shows all)"
-    print(f"{count(len(views), 'rollout')}, {sum(view.is_failed for view in views)} failed{more}")
+    print(f"{count(len(asked), 'rollout')}, {sum(view.is_failed for view in asked)} failed{more}")
     return EXIT_OK
 
 

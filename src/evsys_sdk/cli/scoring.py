@@ -202,8 +202,8 @@ def print_scores(result: dict[str, Any]) -> None:
         [
             part,
             score["metric"],
-            "-" if score["value"] is None else shown(score["value"]),
-            span(score["low"], score["high"]).strip() or "-",
+            "-" if score["value"] is None else shown(score["value"], unit=score["unit"]),
+            span(score["low"], score["high"], unit=score["unit"]).strip() or "-",
             *(str(score[count]) for count in ("n_tasks", "n_rollouts", "n_errors")),
         ]
         for part, scores in parts

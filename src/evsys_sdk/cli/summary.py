@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from evsys_sdk.cli.output import print_text, short_path
 from evsys_sdk.cli.progress import fitting_names
-from evsys_sdk.format import amount, score_text
+from evsys_sdk.format import amount, amount_unit, score_text
 from evsys_sdk.report.conclusion import score_lines
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ def arm_rows(result: ExperimentResult) -> list[ArmRow]:
     rows = []
     for arm, one in pairs:
         difference = arm.vs_baseline.difference if arm.vs_baseline else None
-        change = "" if difference is None else amount(difference, share=verdict.share, signed=True)
-        change += " points" if change and verdict.share else ""
+        change = "" if difference is None else amount(difference, share=verdict.share, unit=verdict.unit, signed=True)
+        change += amount_unit(share=verdict.share, unit=verdict.unit) if change else ""
         unscored = next((status for status in one.statuses if status != "completed"), "not scored")
         launched = len(one.statuses)
         rows.append(
             ArmRow(
                 mark=BEST if one.arm == result.conclusion.best_arm else "",
                 arm=one.arm,
-                score=score_text(arm.mean, arm.low, arm.high, marks=[one.training_mark])
+                score=score_text(arm.mean, arm.low, arm.high, unit=verdict.unit, marks=[one.training_mark])
                 if arm.mean is not None
                 else "no score",
                 change="baseline" if one.arm == verdict.baseline_arm else change,
@@ -110,7 +110,11 @@ def print_summary(result: ExperimentResult, *, brief: bool = False) -> None:
     printed = [run for run in runs if not ((brief or rows) and run.status == "completed")]
     for run in printed:
         print_text(f"{run.name}: {run.status}{training_text(run.metrics)}")
-        lines = score_lines(run.evals)
+        lines = score_lines(run.final_evals)
+        lines += [
+            f"kept the weights of step {step}{f' of stage {stage}' if stage else ''} (best_by)"
+            for stage, step in run.chosen_steps.items()
+        ]
         lines += [f"stopped early: {run.stopped_early}"] if run.stopped_early else []
         lines += [f"error: {run.error}"] if run.error else []
         lines += [f"warning: {text}" for text in own_warnings(run, result)] if len(runs) == 1 else []

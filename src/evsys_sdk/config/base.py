@@ -5,7 +5,8 @@ In: nothing. Out: `Strict` for blocks of the YAML, `Params` for an extension's o
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -24,6 +25,16 @@ class Params(Tracked, BaseModel):
     """Base for an extension's `Config`. Optional: any pydantic model works. Reads are noted (see `reading`)."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+    not_scored: ClassVar[frozenset[str]] = frozenset()
+    """Settings that cannot change scores, such as how often weights are kept; those of base classes count too. Arms
+    that differ only in these ask the same question."""
+
+    @classmethod
+    def scored_settings(cls, params: Mapping[str, Any]) -> JsonDict:
+        """The settings that can change scores, defaults included, so that the same meaning has one form."""
+        ignored = frozenset[str]().union(*(getattr(base, "not_scored", ()) for base in cls.__mro__))
+        return cls.model_validate(dict(params)).model_dump(mode="json", exclude=set(ignored))
 
 
 def _not_blank(text: str) -> str:

@@ -160,24 +160,26 @@ def project_files(config: ExperimentConfig) -> dict[str, Path]:
     named: list[Path] = []
     for name in extension_names(config):
         named += (files := _modules(name, places))
-        if files and files[-1].name == PACKAGE and not _installed(files[-1]):
+        if files and files[-1].name == PACKAGE and not _is_installed(files[-1]):
             named += files[-1].parent.rglob("*.py")  # a package that the config imports may look for its parts itself
     named += [file for name in code_paths(plain(config)) for file in _modules(name, places)]
     # What the config names is the project's wherever it lies, and so is what lies beside it.
-    beside = [next(place for place in places if file.is_relative_to(place)) for file in named if not _installed(file)]
+    beside = [
+        next(place for place in places if file.is_relative_to(place)) for file in named if not _is_installed(file)
+    ]
     roots = list(dict.fromkeys([*roots, *beside]))
     found: dict[Path, str] = {}
     waiting = named
     while waiting:
         file = waiting.pop()
         root = next((root for root in roots if file.is_relative_to(root)), None)
-        if file not in found and root is not None and not _installed(file):
+        if file not in found and root is not None and not _is_installed(file):
             found[file] = file.relative_to(root).as_posix()
             waiting += [module for name, where in _imports(file, places) for module in _modules(name, where)]
     return {found[file]: file for file in sorted(found)}
 
 
-def _installed(file: Path) -> bool:
+def _is_installed(file: Path) -> bool:
     return bool(INSTALLED & {*file.parts}) or file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
 
 

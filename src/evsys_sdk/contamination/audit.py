@@ -162,7 +162,7 @@ def audit_suites(
     """Look for every task of several benchmarks in every row, which is read once."""
     if sample is None:
         rows = rows if isinstance(rows, Sequence) else list(rows)
-        sample = spread(rows, SAMPLE_ROWS)
+        sample = sample_evenly(rows, SAMPLE_ROWS)
     with collector_paused():
         learned = RowSample.of(sample)
         search = RowSearch([TaskIndex(suite.tasks, learned) for suite in suites])
@@ -177,7 +177,7 @@ def audit_suites(
         return [_audit(suite, tally.finding(n_rows, scale), n_rows, max_leaks) for suite, tally in found]
 
 
-def spread[T](rows: Iterable[T], limit: int) -> list[T]:
+def sample_evenly[T](rows: Iterable[T], limit: int) -> list[T]:
     """At most `limit` rows, evenly from the beginning to the end."""
     if isinstance(rows, Sequence):
         return list(islice(rows, 0, None, max(1, -(-len(rows) // limit))))
@@ -336,7 +336,7 @@ def audits_of(
 
     def make(keys: Sequence[Key]) -> list[Audit]:
         suites = [by_key[key].suite for key in keys]
-        audits = audit_suites(read_rows(), suites, sample=spread(rows, SAMPLE_ROWS))
+        audits = audit_suites(read_rows(), suites, sample=sample_evenly(rows, SAMPLE_ROWS))
         for audit in audits:
             on_new(audit)
         return audits

@@ -129,7 +129,7 @@ class TaskIndex:
         self._set_anchors(by_task, by_row)
         for reading, _ in sample.texts:
             grams, theirs = set(grams_of(reading.run, GRAM_WORDS)), phrases_of(reading.run)
-            for run in self._held(reading, grams):
+            for run in self._tasks_held(reading, grams):
                 grams, theirs = grams.difference(grams_of(run, GRAM_WORDS)), theirs - phrases_of(run)
             by_row.update(gram for gram in grams if gram in by_task)
             of_rows.update(phrase for phrase in theirs if phrase in phrases)
@@ -144,7 +144,7 @@ class TaskIndex:
                 self.by_gram.update(dict.fromkeys(telling, same[0]))
         self.phrases, self.phrases_of_rows = phrases, of_rows
 
-    def _held(self, reading: Reading, grams: set[Gram]) -> list[list[str]]:
+    def _tasks_held(self, reading: Reading, grams: set[Gram]) -> list[list[str]]:
         """The words of the tasks that a text holds whole, whatever their numbers: that it has their phrases shows no
         template."""
         mask = reading.mask
@@ -209,7 +209,7 @@ class TaskIndex:
         raw = self.by_raw.get(reading.text.strip())
         if raw is not None:
             return [_same(raw, "exact", "whole", reading)]
-        return self._compared(reading.mask, reading.numbers, reading) if reading.mask in self.by_mask else []
+        return self._compare_masked(reading.mask, reading.numbers, reading) if reading.mask in self.by_mask else []
 
     def _within(self, reading: Reading, hits: Iterable[Gram]) -> Iterator[Match]:
         """Texts that stand in the middle of this one."""
@@ -217,7 +217,7 @@ class TaskIndex:
         for start, length in {place for gram in hits for place in self._places(mask, gram)}:
             inside = mask[start : start + length]
             if length < len(mask) and inside in self.by_mask:
-                yield from self._compared(inside, self._numbers_at(reading, start, inside), reading)
+                yield from self._compare_masked(inside, self._numbers_at(reading, start, inside), reading)
 
     def _places(self, mask: str, gram: Gram) -> Iterator[tuple[int, int]]:
         """Where a text may begin that has this phrase, and how long it would be."""
@@ -252,9 +252,9 @@ class TaskIndex:
                 if len(mask) > self.longest_piece:
                     break
                 if mask in self.pieces and mask != reading.mask:
-                    yield from self._compared(mask, numbers, reading)
+                    yield from self._compare_masked(mask, numbers, reading)
 
-    def _compared(self, mask: str, numbers: list[str], reading: Reading) -> list[Match]:
+    def _compare_masked(self, mask: str, numbers: list[str], reading: Reading) -> list[Match]:
         """What has the words of a task: the task itself, or one with other numbers."""
         same = self.by_numbers.get((mask, *numbers))
         if same is not None:
@@ -263,11 +263,11 @@ class TaskIndex:
             return [_same(same, "ngram", "within", reading)]
         same = self.by_digits.get((mask, "".join(numbers)))
         if same is not None and len(same.numbers) != len(numbers):  # `1.5` without its point
-            return [_changed(same, numbers, "near", reading)]
+            return [_match_with_other_numbers(same, numbers, "near", reading)]
         sisters = self.by_mask[mask]
         if not sisters[0].templated:
             closest = min(sisters, key=lambda text: _different(text.numbers, numbers))
-            return [_changed(closest, numbers, "near", reading)]
+            return [_match_with_other_numbers(closest, numbers, "near", reading)]
         found = []
         for rest, number in rests_of(mask, numbers):
             if texts := self.by_rest.get(rest):
@@ -276,8 +276,12 @@ class TaskIndex:
                 place = bisect_left(texts, value, key=lambda one: one[0])
                 text = min(texts[max(0, place - 1) : place + 1], key=lambda one: abs(one[0] - value))[2]
                 agreeing = sum(map(len, numbers)) - len(number)
-                found.append(_changed(text, numbers, "near" if agreeing >= self.enough_digits else "one", reading))
-        return found or [_changed(sisters[0], numbers, "many", reading)]
+                found.append(
+                    _match_with_other_numbers(
+                        text, numbers, "near" if agreeing >= self.enough_digits else "one", reading
+                    )
+                )
+        return found or [_match_with_other_numbers(sisters[0], numbers, "many", reading)]
 
     def _parts(self, reading: Reading, texts: list[TaskText]) -> Iterator[Match]:
         """Texts of which this one has most of the telling phrases; `texts`: the text of each phrase that it has."""
@@ -325,7 +329,7 @@ def _same(text: TaskText, kind: Kind, level: Level, reading: Reading) -> Match:
     return Match(text=text, kind=kind, level=level, overlap=1.0, row_key=hash(reading.text))
 
 
-def _changed(text: TaskText, numbers: list[str], level: Level, reading: Reading) -> Match:
+def _match_with_other_numbers(text: TaskText, numbers: list[str], level: Level, reading: Reading) -> Match:
     level = "prompt" if reading.from_prompt else level
     overlap = 1 - _different(text.numbers, numbers) / max(text.n_words, 1)
     return Match(text=text, kind="numbers", level=level, overlap=max(overlap, 0.0), row_key=hash((text.mask, *numbers)))

@@ -349,7 +349,7 @@ def _read(coded: str) -> str | None:
     # Hex first, then base32: base64 has the letters of both.
     if _HEX.fullmatch(letters):
         return _readable(bytes.fromhex(letters))
-    if _BASE32.fullmatch(letters) and (said := _decoded(base64.b32decode, letters + "=" * (-len(letters) % 8))):
+    if _BASE32.fullmatch(letters) and (said := _decode(base64.b32decode, letters + "=" * (-len(letters) % 8))):
         return said
     # What stands before it without a space (`notes/QWxs...`) is left out, or moves the groups of four.
     starts = dict.fromkeys([0, *(found.end() for found in islice(_SEPARATOR.finditer(letters), 8)), 1, 2, 3])
@@ -357,13 +357,13 @@ def _read(coded: str) -> str | None:
     for rest in (letters[start:] for start in starts if len(letters) - start >= MIN_CODED):
         # One letter alone encodes no byte: it belongs to what follows.
         rest = rest[:-1] if len(rest) % 4 == 1 else rest
-        said = _decoded(base64.b64decode, rest + "=" * (-len(rest) % 4))
+        said = _decode(base64.b64decode, rest + "=" * (-len(rest) % 4))
         if said is not None:
             return said
     return None
 
 
-def _decoded(decode: Callable[[str], bytes], letters: str) -> str | None:
+def _decode(decode: Callable[[str], bytes], letters: str) -> str | None:
     try:
         return _readable(decode(letters))
     except (binascii.Error, ValueError):

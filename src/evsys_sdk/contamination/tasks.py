@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from evsys_sdk.answers import parsed_json
 from evsys_sdk.contamination.normalize import Gram, Reading, decoded_texts, grams_of, may_be_coded, words_of
 from evsys_sdk.data.columns import ANSWER_COLUMNS, PROMPT_COLUMNS, find_prompt
 from evsys_sdk.data_types import HarborTask, InProcessVerifier, block_to_image_src
@@ -37,7 +38,8 @@ MIN_LAST_TURN_WORDS = 8
 _SHAPED = frozenset(("messages", "instruction", "inputs"))
 _SYSTEM = ("system", "developer")
 _ANSWERS = frozenset((*ANSWER_COLUMNS, "target_assistant", "expected", "label"))
-_COLUMNS = _ANSWERS.union(PROMPT_COLUMNS)
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_COLUMNS = _ANSWERS.union(PROMPT_COLUMNS, _THOUGHTS)
 _NO_DIGITS = str.maketrans("0123456789", "ghijklmnop")  # `1.png` and `2.png` do not differ in a number
 _ASIDES = ("metadata", "tools", "functions")
 _WITH_ASIDES = frozenset((*_ASIDES, "messages"))
@@ -105,7 +107,7 @@ def row_texts(row: Row) -> dict[str, bool]:
         if isinstance(messages, list):
             asides += [message["tools"] for message in messages if isinstance(message, dict) and "tools" in message]
         for aside in filter(None, asides):
-            for text in _nested(aside):
+            for text in _nested_texts(aside):
                 if len(text) >= MIN_ASIDE_CHARS:
                     plain.setdefault(text, True)  # many rows share their tools, as they share a system prompt
     if not any(map(may_be_coded, plain)):
@@ -129,12 +131,14 @@ def _texts_in(value: object) -> Iterator[tuple[str, bool]]:
         last = max((index for index, (role, _) in enumerate(turns) if role != "assistant"), default=0)
         if last:
             yield "\n".join(text for _, text in turns[: last + 1]), False
-    if not spoken:
+    if spoken:
+        yield from ((text, False) for text in _beside_content(value))
+    else:
         blocks = content_with_images(value) if isinstance(value, list) else ""
-        yield from ((text, False) for text in ([blocks] if blocks else _nested(value)))
+        yield from ((text, False) for text in ([blocks] if blocks else _nested_texts(value)))
 
 
-def _nested(value: object) -> Iterator[str]:
+def _nested_texts(value: object) -> Iterator[str]:
     """Every text in lists and mappings, however deep; of keys those that are long enough to say something."""
     waiting = [value]
     while waiting:
@@ -165,6 +169,25 @@ def _spoken(messages: object) -> list[tuple[str, str]]:
                 values = arguments.values() if isinstance(arguments, dict) else [arguments]
                 spoken += ((role, value) for value in values if isinstance(value, str) and value)
     return spoken
+
+
+def _beside_content(messages: object) -> Iterator[str]:
+    """What messages say in other keys than `content`: thoughts, refusals, arguments of calls; also in content blocks
+    that are neither text nor image. Names, ids and roles are shorter than what counts."""
+    found: list[object] = []
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            found += [value for key, value in message.items() if key not in ("role", "content", "tools")]
+            blocks = message.get("content")
+            for block in blocks if isinstance(blocks, list) else ():
+                if isinstance(block, dict) and block_to_image_src(block) is None:
+                    found += [value for key, value in block.items() if key not in ("type", "text")]
+    for text in _nested_texts(found):
+        if len(text) >= MIN_ASIDE_CHARS:
+            yield text
+            # Arguments are JSON in a text, in which a line break is a backslash and an n.
+            inside = parsed_json(text) if text.lstrip()[:1] in ("{", "[") else None
+            yield from (one for one in _nested_texts(inside) if len(one) >= MIN_ASIDE_CHARS)
 
 
 # Tasks and rows from one template: when is a row that shares all words with a task, and not the numbers, a copy?

@@ -88,7 +88,7 @@ def lookup(row: Row, key: str) -> Any:
     return value
 
 
-def required(row: Row, key: str) -> Any:
+def require(row: Row, key: str) -> Any:
     """The value under `key`, or MissingKey."""
     value = lookup(row, key)
     if value is None:
@@ -157,7 +157,7 @@ def compile_template(template: str) -> Render:
     def fill(row: Row) -> str:
         pieces = [literals[0]]
         for key, literal in zip(keys, literals[1:], strict=True):
-            pieces += (as_text(required(row, key)), literal)
+            pieces += (as_text(require(row, key)), literal)
         return "".join(pieces)
 
     if any("." in key for key in keys):

@@ -228,14 +228,14 @@ def file_lines(path: Path, kind: Kind) -> Iterator[bytes]:
     if kind_of_file(path) != "jsonl":
         source = open_source(DataConfig(source_kind=kind_of_file(path), path=str(path)), store=LocalDataStore())
         for index, row in enumerate(as_rows(source.rows(), str(path))):
-            yield _checked(row, f"{path}: {row_at(index)}", kind)
+            yield _check_row(row, f"{path}: {row_at(index)}", kind)
         return
     with open_bytes(path) as handle:
         try:
             for number, raw in enumerate(handle, 1):
                 line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip()
                 if line:
-                    yield _checked(line, f"{path}:{number}", kind)
+                    yield _check_row(line, f"{path}:{number}", kind)
         except (OSError, EOFError, zlib.error) as exc:  # a packed file that was cut short
             raise DataError(f"{path}: cannot be read to its end: {reason(exc)}") from exc
 
@@ -251,10 +251,10 @@ def stream_lines(items: Iterable[Mapping[str, Any] | bytes], what: str, kind: Ki
             whole += [line for line in lines if line.strip()]
         for one in whole:
             number += 1
-            yield _checked(one, f"{what}: row {number}", kind)
+            yield _check_row(one, f"{what}: row {number}", kind)
 
 
-def _checked(item: Mapping[str, Any] | bytes, place: str, kind: Kind) -> bytes:
+def _check_row(item: Mapping[str, Any] | bytes, place: str, kind: Kind) -> bytes:
     """The row as a line of JSON; a row of a benchmark must be a task that can be verified."""
     try:
         row = parse_object(item) if isinstance(item, bytes) else dict(item)

@@ -71,6 +71,11 @@ def load_rows(
     return LoadedRows(rows=loaded, sha256=raw.sha256(), source=source.name, n_raw=raw.count)
 
 
+def content_sha256(rows: Iterable[Row]) -> str:
+    """The hash of rows, whatever their order, which each run shuffles anyway."""
+    return hashlib.sha256(b"".join(sorted(map(fingerprint, rows)))).hexdigest()
+
+
 class RowCache:
     """Sources that are parsed once for all runs of an experiment; any thread may ask.
 
@@ -82,6 +87,7 @@ class RowCache:
         self._lock = threading.Lock()
         self._sources: dict[str, RowSource | None] = {}
         self._locks: dict[str, threading.Lock] = {}
+        self._contents: dict[str, str] = {}
         self._free = CACHE_BYTES
 
     def get(self, config: DataConfig, source: RowSource) -> RowSource:
@@ -93,6 +99,17 @@ class RowCache:
             if key not in self._sources:
                 self._sources[key] = self._pack(source)
             return self._sources[key] or source
+
+    def content_of(self, config: DataConfig, rows: Sequence[Row]) -> str:
+        """`content_sha256` of the rows that `config` comes to, computed once for all seeds of an arm."""
+        key = to_json(config.model_dump())
+        with self._lock:
+            known = self._contents.get(key)
+        if known is None:
+            known = content_sha256(rows)
+            with self._lock:
+                self._contents[key] = known
+        return known
 
     def _pack(self, source: RowSource) -> RowSource | None:
         packed: list[bytes] = []

@@ -134,9 +134,9 @@ class VersionFolder:
             if fault is None:
                 return manifest, faults
             faults.append(fault)
-        return None, faults or self._unfinished(ref)
+        return None, faults or self._unfinished_writes(ref)
 
-    def _unfinished(self, ref: str) -> list[Unusable]:
+    def _unfinished_writes(self, ref: str) -> list[Unusable]:
         """Writes under this id or name that never came to an end."""
         ids = [id for id in self.ids() if id == ref or id.startswith(f"{slug(ref)}-v")]
         judged = [self.judge(id, thorough=False) for id in ids]
@@ -238,7 +238,7 @@ class Workspace:
         """The entry that `ref` names, its file checked; never asks the source."""
         found, faults = self.versions(kind).look_up(ref)
         if faults:  # an older version would be other data under the name that was asked for
-            raise WorkspaceError(self._untrusted(ref, kind, faults))
+            raise WorkspaceError(self._say_untrusted(ref, kind, faults))
         if found is None:
             raise WorkspaceError(self._missing(ref, kind))
         return found
@@ -264,7 +264,7 @@ class Workspace:
                 return self._fetch(self.source, ref, kind, force=force)
             except NotAtSource as exc:
                 if faults:
-                    raise WorkspaceError(self._untrusted(ref, kind, faults)) from exc
+                    raise WorkspaceError(self._say_untrusted(ref, kind, faults)) from exc
                 raise WorkspaceError(f"{self._missing(ref, kind)}\n({exc})") from exc
 
     def list(self, kind: Kind | None = None) -> _Manifests:
@@ -298,7 +298,7 @@ class Workspace:
         if not contents.rows:
             raise DataError(f"{file} has no rows")
         lineage = Lineage(
-            source=self._shown(file),
+            source=self._relative_path(file),
             parents=tuple(self._known_id(parent) for parent in parents),
             transforms=tuple(transforms),
             created_at=self._timestamp(),
@@ -317,7 +317,7 @@ class Workspace:
         what, folder = f"pulling {kind} {ref!r}", self.versions(kind)
         with error_boundary(WorkspaceError, what):
             info, items = source.fetch(kind, ref)
-            manifest = self._announced(info, ref, kind)
+            manifest = self._announced_manifest(info, ref, kind)
             if folder.judge(manifest.id) is None:
                 stored = folder.read(manifest.id)
                 if not force:
@@ -328,7 +328,7 @@ class Workspace:
                     raise WorkspaceError(f"{what}: {manifest.id} is stored with other content; nothing was changed")
             return folder.store(manifest, stream_lines(items, what, kind), what)
 
-    def _announced(self, info: Mapping[str, Any], ref: str, kind: Kind) -> DatasetManifest:
+    def _announced_manifest(self, info: Mapping[str, Any], ref: str, kind: Kind) -> DatasetManifest:
         """What the source says is coming; `sha256` may be empty, and `bytes` are counted when it is here."""
         for key, wanted in {"id": str, "name": str, "version": int, "n_rows": int}.items():
             if type(info.get(key)) is not wanted:
@@ -360,12 +360,12 @@ class Workspace:
                 return found.id
         raise WorkspaceError("parent: " + self._missing(ref, "dataset"))
 
-    def _shown(self, file: Path) -> str:
+    def _relative_path(self, file: Path) -> str:
         """`file` relative to the project where it lies inside, so that a manifest means the same on every machine."""
         file, project = file.resolve(), self.root.resolve().parent
         return str(file.relative_to(project)) if file.is_relative_to(project) else str(file)
 
-    def _untrusted(self, ref: str, kind: Kind, faults: Sequence[Unusable]) -> str:
+    def _say_untrusted(self, ref: str, kind: Kind, faults: Sequence[Unusable]) -> str:
         lines = [f"  {self.versions(kind).data_path(fault.id)}: {fault.reason}" for fault in faults]
         manifest = faults[0].manifest
         if manifest is None or manifest.lineage.source.split(":")[0] == _REMOTE:

@@ -147,18 +147,18 @@ class AliasMatcher:
         if predicted.strip() == target.strip():
             return "exact"
         # Another case is the right name, but not the very answer: it counts from `alias` on.
-        said, wanted = self._folded(predicted), self._folded(target)
+        said, wanted = self._fold_case(predicted), self._fold_case(target)
         if said == wanted or said in self._aliases.get(wanted, ()):
             return "alias"
         return "secondary" if said in self._secondary.get(wanted, ()) else None
 
-    def _folded(self, name: str) -> str:
+    def _fold_case(self, name: str) -> str:
         return name.strip() if self.case_sensitive else name.strip().casefold()
 
     def _read(self, aliases: Aliases | None, what: str) -> dict[str, set[str]]:
         table: dict[str, set[str]] = {}
         for name, others in _pairs(aliases, what):
-            table.setdefault(self._folded(name), set()).update(map(self._folded, others))
+            table.setdefault(self._fold_case(name), set()).update(map(self._fold_case, others))
         return table
 
 

@@ -95,7 +95,7 @@ class ClientModel:
         started = self.clock()
         rollout = Rollout(task_id=task.task_id, metadata={"sample": sample})
         try:
-            rollout = _answered(rollout, await self._ask(task))
+            rollout = _with_answer(rollout, await self._ask(task))
             verdict = await within(self.grade(task, rollout.completion), self.verifier_seconds)
             said = {"verifier": verdict.info} if verdict.info else {}
             rollout = replace(rollout, reward=verdict.reward, metadata={**rollout.metadata, **said})
@@ -128,7 +128,7 @@ async def ask(client: InferenceClient, task: HarborTask, sampling: SamplingParam
     return Completion(text=await ask_text(client, prompt, max_tokens=max_tokens, temperature=temperature))
 
 
-def _answered(rollout: Rollout, answer: Completion) -> Rollout:
+def _with_answer(rollout: Rollout, answer: Completion) -> Rollout:
     """The rollout with the answer; a provider tells its tokens by number only."""
     about = {
         "model": answer.model or None,

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from evsys_sdk.answers import answer_in, parsed_json, same_answer, wanted_answer
+from evsys_sdk.answers import answer_in, parsed_json, same_answer, target_answer, wanted_answer
 from evsys_sdk.config.base import Params
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.protocols import MACHINE_FAILURES, Rollout, TaskScores
@@ -63,10 +63,10 @@ def as_metric(target: object) -> MetricFunction:
         _refuse_empty([task.rewards for task in tasks], "tasks")
         instance: Any = target() if inspect.isclass(target) else target
         value: Any
-        if by_predictions:  # what is between <answer> tags is the prediction
+        if by_predictions:  # what is between <answer> tags is the prediction, and the target
             value = instance.compute(
                 predictions=[answer_in(prediction) for task in tasks for prediction in task.predictions],
-                targets=[task.target for task in tasks for _ in task.predictions],
+                targets=[target_answer(task.target) for task in tasks for _ in task.predictions],
             )
         elif by_rollouts:
             if not all(task.rollouts for task in tasks):
@@ -272,6 +272,7 @@ class Cost:
     """US dollars that one try at a task costs."""
 
     share: ClassVar[bool] = False
+    unit: ClassVar[str] = "USD"
     lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
@@ -289,6 +290,7 @@ class Latency:
     """Seconds that one try at a task takes."""
 
     share: ClassVar[bool] = False
+    unit: ClassVar[str] = "s"
     lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:
@@ -300,6 +302,7 @@ class Tokens:
     """Tokens that one try at a task reads and writes."""
 
     share: ClassVar[bool] = False
+    unit: ClassVar[str] = "tokens"
     lower_is_better: ClassVar[bool] = True
 
     def compute(self, *, rollouts: Sequence[Sequence[Rollout]]) -> float:

@@ -76,6 +76,7 @@ def score_one(
         n_rollouts=sum(len(task.rewards) for task in tasks),
         n_errors=sum(task.n_errors for task in tasks),
         error=error,
+        unit=unit_of(metric),
     )
 
 
@@ -97,8 +98,13 @@ def why_invalid(tasks: Sequence[TaskScores], rollouts: Sequence[Rollout]) -> str
 
 
 def is_share(metric: object) -> bool:
-    """Whether values of this metric between 0 and 1 are shares of something; dollars, say, are not."""
-    return bool(getattr(metric, "share", True))
+    """Whether values of this metric between 0 and 1 are shares of something; what has a unit, as dollars, is not."""
+    return bool(getattr(metric, "share", not unit_of(metric)))
+
+
+def unit_of(metric: object) -> str:
+    """What values of this metric are counted in: `s`, `USD`, `tokens`; empty where the metric names no unit."""
+    return str(getattr(metric, "unit", ""))
 
 
 def break_down(

@@ -78,8 +78,7 @@ def plan_clean(
                 leftovers += _of_run(entry.name, run_dir, named)
     for folder in sorted({entry.record.parent for entry in entries}) if rehearsals else []:
         dry = folder / REHEARSALS
-        locks = [*dry.glob(".*.lock"), *dry.glob(f"*/{LOCK_FILE}")]
-        if dry.is_dir() and not dry.is_symlink() and not any(is_held(lock) for lock in locks):
+        if dry.is_dir() and not dry.is_symlink() and not is_rehearsing(dry):
             leftovers.append(_leftover(REHEARSALS, dry, "rehearsals (evsys run --dry)"))
     return CleanPlan(leftovers=leftovers, running=list(dict.fromkeys(running)))
 
@@ -91,9 +90,12 @@ def remove(plan: CleanPlan, entries: Sequence[ExperimentEntry]) -> int:
         for entry in entries:
             if entry.name not in plan.running:
                 locks.enter_context(hold(lock_of(entry.record), f"experiment {entry.name}"))
-        for found in plan.leftovers:
+        # Rehearsals last: one that has begun meanwhile is an error, and must not cost the others.
+        for found in sorted(plan.leftovers, key=lambda one: one.path.name == REHEARSALS):
             try:
-                if found.path.is_dir() and not found.path.is_symlink():
+                if found.path.name == REHEARSALS:
+                    _remove_rehearsals(found.path)
+                elif found.path.is_dir() and not found.path.is_symlink():
                     shutil.rmtree(found.path)
                 else:
                     found.path.unlink(missing_ok=True)
@@ -101,6 +103,25 @@ def remove(plan: CleanPlan, entries: Sequence[ExperimentEntry]) -> int:
                 raise EvsysError(f"{found.path} cannot be deleted: {exc.strerror}") from exc
             freed += found.bytes
     return freed
+
+
+def is_rehearsing(dry: Path) -> bool:
+    """Whether a process works in this folder of rehearsals."""
+    return any(is_held(lock) for lock in [*dry.glob(".*.lock"), *dry.glob(f"*/{LOCK_FILE}")])
+
+
+def _remove_rehearsals(dry: Path) -> None:
+    """Delete the folder, unless a rehearsal has begun since the plan was made."""
+    aside = dry.with_name(f".{dry.name}.{os.getpid()}.part")
+    if not is_rehearsing(dry):
+        # Put aside first: a rehearsal that begins from here on makes a new folder, and one that had just begun is seen
+        # by its lock, which moves along.
+        dry.rename(aside)
+        if not is_rehearsing(aside):
+            shutil.rmtree(aside)
+            return
+        aside.rename(dry)
+    raise RunLocked(f"a rehearsal is running in {dry}, so nothing of it was removed\nnext: evsys clean again, after it")
 
 
 def refuse_running(entry: ExperimentEntry) -> None:

@@ -313,7 +313,7 @@ class Experiment:
         try:
             with catch_statistics_errors():
                 max_steps, benchmarks = launch.options.max_steps, launch.inputs.benchmarks
-                question = question_of(config, launch.facts, benchmarks, max_steps=max_steps)
+                question = question_of(config, arms, launch.facts, benchmarks, max_steps=max_steps)
                 looks = find_looks(arms, metric, launch.output_dir, config, question)
                 findings = judge_experiment(
                     not_pruned(arms), metadata, searched=drawn, name=config.name, looks=looks.count

@@ -67,7 +67,7 @@ class Difference:
     def __str__(self) -> str:
         if AN_ARM in (self.before, self.now):
             return f"  {self.place}: {'a new arm' if self.before is None else 'this arm is gone'}"
-        return f"  {self.place}: {_shown(self.before)} -> {_shown(self.now)}"
+        return f"  {self.place}: {_show_value(self.before)} -> {_show_value(self.now)}"
 
 
 def open_journal(path: Path, *, fresh: bool) -> Journal:
@@ -266,7 +266,7 @@ def _arm(place: str) -> str | None:
     return match[1] if match else None
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     if value is None:
         return "(not set)"
     if isinstance(value, str) and len(value) == 64 and not value.strip("0123456789abcdef"):

@@ -4,10 +4,10 @@ In: the runs of every arm, what the arms and tasks are, and where records may li
 that a reader saw before this one. Adding seeds or tasks until something is significant finds something among equals; so
 each earlier result counts, and the verdict widens its intervals by their number.
 
-A question is told by its content: two arms or more with the same settings and data, on tasks of which at least half are
-the same, by the same metric. Names and folders play no part. Earlier looks are experiments with the same question that
-had other seeds or came to other scores, and such attempts that `--fresh` set aside. An identical repeat is no further
-look, and has the looks that the first of them had.
+A question is told by its content: two arms or more with the same rows and the same settings, as far as these can change
+scores, on tasks of which at least half are the same, by the same metric. Names and folders play no part.
+Earlier looks are experiments with the same question that had other seeds or came to other scores, and such attempts
+that `--fresh` set aside. An identical repeat is no further look, and has the looks that the first of them had.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evsys_sdk.config.load import plain
-from evsys_sdk.config.schema import ExperimentConfig
+from evsys_sdk import registry
+from evsys_sdk.config.schema import ExperimentConfig, RunConfig
 from evsys_sdk.config.sweep import REHEARSALS
 from evsys_sdk.eval.benchmark import BenchmarkLoader
+from evsys_sdk.eval.row_eval import EVAL_DATA
+from evsys_sdk.experiment.identity import WEIGHTS
 from evsys_sdk.experiment.outcome import record_path
 from evsys_sdk.experiment.registration import workspaces_of
 from evsys_sdk.files import read_object
@@ -28,7 +30,7 @@ from evsys_sdk.history.digest import Digest
 from evsys_sdk.history.history import attempts_of, read_history, read_one, records_below
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.environment import config_hash
-from evsys_sdk.record.models import RecordedLooks
+from evsys_sdk.record.models import RecordedLooks, RunRecord
 from evsys_sdk.report.conclusion import over_tasks, score_keys, task_counts
 from evsys_sdk.score_names import metric_of
 from evsys_sdk.stats.task_sketch import TaskSketch, sketch_from, sketch_of
@@ -38,8 +40,6 @@ Seeds = tuple[list[int], list[float]]
 """The seeds of an arm that have a score (empty where a record does not have them), and the success metric of each."""
 Scores = dict[str, Seeds]
 """By the identity of the arm."""
-NOT_SETTINGS = ("name", "tags", "group", "seed")
-"""Of a run: what it is called, and its seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Question:
     """What an experiment asks."""
 
     arms: dict[str, str]
-    """Arm -> hash of its settings and the contents of its data; of a trial that a search drew, its name."""
+    """Arm -> hash of what can change its scores; of a trial that a search drew, its name."""
     tasks: dict[str, TaskSketch]
     """Benchmark, as `val/tools` -> the tasks that are scored."""
 
@@ -62,27 +62,66 @@ class Question:
 
 
 def question_of(
-    config: ExperimentConfig, facts: Mapping[str, Any], benchmarks: BenchmarkLoader, *, max_steps: int | None = None
+    config: ExperimentConfig,
+    results: Arms,
+    facts: Mapping[str, Any],
+    benchmarks: BenchmarkLoader,
+    *,
+    max_steps: int | None = None,
 ) -> Question:
-    """By the settings, and by the hashes of the contents that these only name (`facts`)."""
+    """By what can change scores: the settings of each arm, and the contents that these only name (`facts`, and the
+    rows that the records of its runs tell)."""
     tasks = {}
     for entry in config.metadata.benchmark:
         tasks[f"{entry.role}/{entry.label}"] = sketch_of(benchmarks.get(entry).tasks[: entry.limit])
-    arms = {}
+    arms: dict[str, str] = {}
     for run in config.all_runs():
-        settings = {key: value for key, value in plain(run).items() if key not in NOT_SETTINGS}
+        records = (RunRecord.find(one.run_dir) for one in results.get(run.name, []) if one.run_dir is not None)
+        rows = next(({one.place: one.content for one in found.environment.data if one.content}
+                     for found in records if found and found.environment.data), {})  # fmt: skip
+        settings = _scored_settings(run, rows, has_benchmark=bool(tasks))
         # Arms that `--steps` cut short are no look at the arms of full length.
-        arms[run.name] = config_hash({"settings": _contents(settings, facts), "max_steps": max_steps})[:16]
+        own = config_hash({"settings": _contents(settings, facts), "max_steps": max_steps})[:16]
+        # Arms that differ only in what cannot change scores are still several arms: the next is `<hash>-2`.
+        same = sum(known.partition("-")[0] == own for known in arms.values())
+        arms[run.name] = f"{own}-{same + 1}" if same else own
     return Question(arms=arms, tasks=tasks)
 
 
+def _scored_settings(run: RunConfig, rows: Mapping[str, str], *, has_benchmark: bool) -> dict[str, Any]:
+    """The settings of a run that can change its scores. `rows`: place of a data block -> hash of the rows that it came
+    to; how they were read and made is then of no matter."""
+
+    def block(place: str, data: Mapping[str, Any] | None) -> object:
+        return rows.get(place, data)
+
+    given = run.model_dump()
+    algorithm = registry.scored_block(registry.algorithms, **given["algorithm"])
+    for index, phase in enumerate(algorithm["params"].get("phases") or []):
+        phase["data"] = block(f"algorithm.params.phases[{index}].data", phase.get("data"))
+    stages = (given["continual"] or {}).get("stages", [])
+    settings = {
+        "model": given["model"],
+        "backend": registry.scored_block(registry.backends, **given["backend"]),
+        "algorithm": algorithm,
+        "data": None if stages else block("data", given["data"]),
+        "stages": [block(f"continual.stages[{index}].data", stage["data"]) for index, stage in enumerate(stages)],
+    }
+    if not has_benchmark:  # else the tasks say what is asked, and rows that are scored besides change nothing of it
+        asked = block(EVAL_DATA, given["eval"]["eval_data"])
+        settings["eval"] = {"inference": given["eval"]["inference"], "eval_data": asked}
+    return settings
+
+
 def _contents(value: Any, facts: Mapping[str, Any]) -> Any:
-    """The settings with the hash of a file's rows where they name the file."""
+    """The settings with the hash of the contents where they name a file or a checkpoint."""
     if isinstance(value, Mapping):
         return {key: _contents(inner, facts) for key, inner in value.items()}
     if isinstance(value, list):
         return [_contents(inner, facts) for inner in value]
-    return facts.get(f"contents of {value}", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return facts.get(f"contents of {value}", facts.get(f"{WEIGHTS}{value}", value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,7 @@ def _record_run(run: RunResult, folder: Path) -> RecordedRun:
         "artifacts": {name: str(place) for name, place in run.artifacts.items()},
         "error": run.error,
         "evals": run.evals,
+        "chosen_steps": run.chosen_steps,
         "run_dir": str(run.run_dir) if run.run_dir else None,
         # Relative, so that it is found too where both folders were copied to.
         "reused_from": os.path.relpath(run.reused_from, folder) if run.reused_from else None,

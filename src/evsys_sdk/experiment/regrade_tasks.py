@@ -96,7 +96,7 @@ def _from_run(run_dir: Path) -> GradableRecord:
     result = RunRecord.load(run_dir)
     name = result.run if result and result.run else run_dir.absolute().name
     evals: list[StoredEval] = []
-    for journal, run_id in _journalled(run_dir.absolute(), result):
+    for journal, run_id in _journals_of(run_dir.absolute(), result):
         evals = evals or rollouts.evals_in_journal(journal, {run_id: name})
     return GradableRecord(
         evals=evals or rollouts.evals_in_logs(run_dir, name),
@@ -107,7 +107,7 @@ def _from_run(run_dir: Path) -> GradableRecord:
     )
 
 
-def _journalled(run_dir: Path, result: RunRecord | None) -> list[tuple[Path, str]]:
+def _journals_of(run_dir: Path, result: RunRecord | None) -> list[tuple[Path, str]]:
     """The journals that tell of this run, and its id in them."""
     if result:
         path = rollouts.journal_of(run_dir.parent, directory_name(result.experiment))

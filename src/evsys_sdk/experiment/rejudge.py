@@ -153,6 +153,7 @@ def _load_run(entry: ExperimentEntry, run: RecordedRun, journal: StoredJournal) 
         metrics=dict(run.metrics),
         artifacts=run.artifacts,
         error=run.error,
+        chosen_steps=run.chosen_steps,
     )
 
 

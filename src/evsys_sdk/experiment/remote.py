@@ -101,6 +101,8 @@ def sendable(error: Exception) -> Exception:
     """The error as one that every process can unpickle."""
     if isinstance(error, Cancelled):
         return Cancelled(str(error), reason=error.reason)
+    if isinstance(error, RunLocked):  # the experiment then writes nothing into that directory
+        return RunLocked(str(error))
     return EvsysError(str(error) if isinstance(error, EvsysError) else f"{type(error).__name__}: {error}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, MODEL_ROLLOUTS_FILE
 from evsys_sdk.errors import EvsysError, not_known
 from evsys_sdk.experiment.regrade_tasks import TaskFinder, config_of, find_record
+from evsys_sdk.protocols import of_kept_weights
 from evsys_sdk.record.journal import TASKS
 from evsys_sdk.record.models import ExperimentRecord, question_to_data
 from evsys_sdk.record.rollouts import TRAIN, StoredEval, StoredJournal, evals_in_file, journal_of
@@ -50,6 +51,8 @@ class RolloutView:
     status: str
     error: str | None
     seconds: float
+    is_kept: bool = True
+    """False for a step of the loop after the one whose weights `best_by` chose."""
 
     @property
     def answer(self) -> str:
@@ -119,9 +122,10 @@ def read_rollouts(target: Path, *, run: str | None = None) -> RolloutRecord:
         evals, training = (
             [one for one in side if run in (one.run, _arm_of(one.run, arms))] for side in (evals, training)
         )
+    chosen = {name: one.chosen_steps for name, one in found.runs.items()}
     questions = _QuestionFinder(target, record, found.regrades.absolute().parent)
     return RolloutRecord(
-        views=[view for one in evals for view in _views(one, arms, questions)],
+        views=[view for one in evals for view in _views(one, arms, questions, chosen.get(one.run, {}))],
         training=[view for one in training for view in _views(one, arms, questions)],
         baseline_arm=record.verdict.baseline_arm if record else None,
         best_arm=record.best_arm if record else None,
@@ -129,8 +133,8 @@ def read_rollouts(target: Path, *, run: str | None = None) -> RolloutRecord:
 
 
 def latest(views: Iterable[RolloutView]) -> list[RolloutView]:
-    """Of each run and benchmark, the rollouts of the last evaluation."""
-    views = list(views)
+    """Of each run and benchmark, the rollouts of the final weights; where a run broke off, of its last evaluation."""
+    views = [view for view in views if view.is_kept]
     last: dict[tuple[str, str], float] = {}
     for view in views:
         key = (view.run, view.benchmark)
@@ -207,8 +211,11 @@ def _order(view: RolloutView) -> float:
     return float("inf") if view.step is None else float(view.step)
 
 
-def _views(stored: StoredEval, arms: set[str], questions: _QuestionFinder) -> list[RolloutView]:
+def _views(
+    stored: StoredEval, arms: set[str], questions: _QuestionFinder, chosen_steps: Mapping[str, int] | None = None
+) -> list[RolloutView]:
     asked, seen, found = questions.of(stored), dict[str, int](), []
+    is_kept = bool(of_kept_weights([stored], chosen_steps or {}))
     for rollout in stored.rollouts:
         sample = seen.get(rollout.task_id, 0)
         seen[rollout.task_id] = sample + 1
@@ -234,6 +241,7 @@ def _views(stored: StoredEval, arms: set[str], questions: _QuestionFinder) -> li
                 status=rollout.status,
                 error=rollout.error,
                 seconds=rollout.seconds,
+                is_kept=is_kept,
             )
         )
     return found

@@ -8,6 +8,7 @@ search.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
@@ -91,14 +92,17 @@ class HalvingRung:
 
 @dataclass(slots=True)
 class SearchState:
-    """The search so far, as events in the experiment's line of the journal. What is written once stands: the values
-    that later trials were drawn by, and the rungs that were decided, do not change any more."""
+    """The search so far, as events in the experiment's line of the journal. What is written once stands: the trials
+    that were drawn and the rungs that were decided. The value of a trial that failed and was tried again is written
+    once more, and the last one counts."""
 
     line: RunJournal
     trials: dict[int, SearchTrial] = field(default_factory=dict)
     values: dict[tuple[int, str], TrialValue] = field(default_factory=dict)
     """(trial, step or `end`) -> its value there."""
     rungs: dict[int, HalvingRung] = field(default_factory=dict)
+    written: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """(trial, step or `end`) -> values that the journal has of it."""
 
     @classmethod
     def of(cls, line: RunJournal) -> SearchState:
@@ -113,6 +117,7 @@ class SearchState:
             self.trials[data["number"]] = SearchTrial(number=data["number"], picks=data["picks"], params=data["params"])
         elif kind == VALUE:
             self.values[data["number"], data["at"]] = TrialValue(value=data["value"], status=data["status"])
+            self.written[data["number"], data["at"]] += 1
         elif kind == RUNG:
             rung = HalvingRung(step=data["step"], trials=tuple(data["trials"]), go_on=tuple(data["go_on"]))
             self.rungs[rung.step] = rung
@@ -124,7 +129,12 @@ class SearchState:
     def add_value(self, number: int, step: int | None, value: TrialValue) -> None:
         """Of a trial that has run up to `step`, or to its end."""
         at = END if step is None else str(step)
-        self._add(VALUE, f"{number}@{at}", {"number": number, "at": at, "value": value.value, "status": value.status})
+        if self.values.get((number, at)) == value:
+            return
+        # An event that is there already stays as it is, so another value needs another key.
+        again = self.written[number, at]
+        key = f"{number}@{at}" + (f"#{again + 1}" if again else "")
+        self._add(VALUE, key, {"number": number, "at": at, "value": value.value, "status": value.status})
 
     def add_rung(self, step: int, trials: Sequence[int], go_on: Sequence[int]) -> HalvingRung:
         self._add(RUNG, str(step), {"step": step, "trials": list(trials), "go_on": list(go_on)})
@@ -207,13 +217,13 @@ class Search:
         if number not in self.arms:
             if number not in self.state.trials:
                 sampler = TrialSampler(spec=self.spec, mode=self.objective.direction)
-                self.state.add_trial(sampler.ask([self._seen(other, number) for other in range(number)]))
+                self.state.add_trial(sampler.ask([self._as_seen_by(other, number) for other in range(number)]))
             trial = self.state.trials[number]
             run = trial_run(self.config, trial.picks, number)
             self.arms[number] = Arm(trial, run, self.plan(run, origin_of_trials(self.config)))
         return self.arms[number]
 
-    def _seen(self, number: int, asker: int) -> FinishedTrial:
+    def _as_seen_by(self, number: int, asker: int) -> FinishedTrial:
         """A trial as a later one may see it. Whether it is known to have ended goes by its number and not by the
         clock, so that arms that run at the same time draw the same whichever of them is the faster."""
         under_way = number > asker - self._at_once
@@ -234,11 +244,11 @@ class Search:
         def ready(number: int) -> bool:
             return not learns or all(other in ended for other in range(number - self._at_once + 1))
 
-        for arm in self._executed(iter(range(self.total)), ready, pause_at=None):
+        for arm in self._execute(iter(range(self.total)), ready, pause_at=None):
             ended.add(arm.trial.number)
             self._add_end(arm)
 
-    def _executed(self, numbers: Iterator[int], ready: Callable[[int], bool], *, pause_at: int | None) -> Iterator[Arm]:
+    def _execute(self, numbers: Iterator[int], ready: Callable[[int], bool], *, pause_at: int | None) -> Iterator[Arm]:
         """Arms as they end or pause. After one that was stopped no other starts."""
         # Trials are drawn on the caller's thread alone, so `SearchState` needs no lock; the pool only executes. One
         # that is not ready holds back all later ones: a trial is drawn from all that come before it.
@@ -279,12 +289,12 @@ class Search:
                 rung = self.state.add_rung(step, alive, self._best(alive, step))
                 self._say(rung)
             alive = [number for number in rung.go_on if not self._has_ended(number, step)]
-        for arm in self._executed(iter(alive), lambda number: True, pause_at=None):
+        for arm in self._execute(iter(alive), lambda number: True, pause_at=None):
             self._add_end(arm)
 
     def _climb(self, alive: list[int], step: int) -> bool:
         """Train these up to `step`; False when something stopped the search before all were there."""
-        for arm in self._executed(iter(alive), lambda number: True, pause_at=step):
+        for arm in self._execute(iter(alive), lambda number: True, pause_at=step):
             if not arm.was_stopped:
                 value = value_at(self.objective.name, step, arm.plans, arm.results)
                 self.state.add_value(arm.trial.number, step, arm.scored(value))

@@ -105,6 +105,7 @@ def _judge(
                 clusters=clusters,
                 clustered_by=", ".join(clustered_by),
                 per_run=not any(map(parse_key, keys)),
+                unit=_unit(arms, keys),
                 started_from=START if any(one.start for one in start) else UNTRAINED,
             )
         except EvsysError as exc:
@@ -115,6 +116,12 @@ def _judge(
             note = f"before training: {errors} and count as failures"
             verdict = replace(verdict, notes=[*verdict.notes, note])
         return verdict, keys
+
+
+def _unit(arms: Arms, keys: Sequence[str]) -> str:
+    """What the scores that `keys` mean are counted in."""
+    evals = (one for results in arms.values() for run in results for one in run.evals)
+    return next((score.unit for one in evals for score in one.scores if metric_key(one, score) in keys), "")
 
 
 def _no_verdict(why: str, arms: Arms, metadata: Metadata, searched: bool) -> VerdictFindings:
@@ -128,7 +135,7 @@ def _no_verdict(why: str, arms: Arms, metadata: Metadata, searched: bool) -> Ver
         return VerdictFindings(why_not=why, lines=[line], hypothesis_in_words=line)
     if not isinstance(hypothesis, Hypothesis):
         return VerdictFindings(why_not=why)
-    judged = _hypothesis(hypothesis, arms, metadata, searched) or not_judged(hypothesis, _named(metadata), why)
+    judged = _hypothesis(hypothesis, arms, metadata, searched) or not_judged(hypothesis, _named_metric(metadata), why)
     return VerdictFindings(why_not=why, lines=[judged.line], hypothesis_result=judged)
 
 
@@ -153,10 +160,10 @@ def _hypothesis(
     except Cancelled:
         raise
     except EvsysError as exc:
-        return not_judged(hypothesis, prediction.metric or _named(metadata), str(exc))
+        return not_judged(hypothesis, prediction.metric or _named_metric(metadata), str(exc))
 
 
-def _named(metadata: Metadata) -> str:
+def _named_metric(metadata: Metadata) -> str:
     return metadata.success_metric.name if metadata.success_metric else ""
 
 
@@ -237,8 +244,8 @@ def _arm_scores(arm: str, results: Sequence[RunResult], keys: Sequence[str]) -> 
         try:
             if result.status != "completed":
                 raise EvsysError(result.error or result.status)
-            seeds[seed] = _values(_trained(result), keys, result.metrics)
-            rollouts += _rollouts(_trained(result), keys)
+            seeds[seed] = _values(_evals_of_final_weights(result), keys, result.metrics)
+            rollouts += _rollouts(_evals_of_final_weights(result), keys)
         except EvsysError as exc:
             failed[seed] = str(exc)
     mark = training_mark_of(results, keys)
@@ -251,11 +258,11 @@ def _rollouts(evals: Sequence[EvalResult], keys: Sequence[str]) -> list[Rollout]
     return [rollout for one in last.values() for rollout in one.rollouts]
 
 
-def _trained(result: RunResult) -> list[EvalResult]:
+def _evals_of_final_weights(result: RunResult) -> list[EvalResult]:
     """The evaluations of the weights that the run ended with: those whose numbers are the run's own."""
     return [
         found
-        for found in result.evals
+        for found in result.final_evals
         if found.step != 0
         and (found.error or all(result.metrics.get(key) == value for key, value in eval_metrics(found).items()))
     ]

@@ -20,7 +20,7 @@ from evsys_sdk.eval.metrics import as_metric
 from evsys_sdk.eval.scoring import invalid_reason, is_errored, is_share, scores_of_task
 from evsys_sdk.history.digest import ArmDigest, flatten
 from evsys_sdk.history.history import ExperimentEntry, History, load_record, look_up
-from evsys_sdk.protocols import Rollout
+from evsys_sdk.protocols import Rollout, of_kept_weights
 from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun, RunRecord
 from evsys_sdk.record.rollouts import StoredEval, evals_in_journal, evals_in_logs
@@ -76,7 +76,7 @@ def read_arm(entry: ExperimentEntry, arm: str, label: str) -> StoredArm:
             found = evals_in_journal(entry.journal, {run.run_id: name}) if entry.journal.is_file() else []
             found = found or evals_in_logs(run_dir_of(entry, run), name)
             scored_by = {(one.split, one.name): [score.metric for score in one.scores] for one in run.evals}
-            trained = [one for one in found if one.step != 0]
+            trained = [one for one in of_kept_weights(found, run.chosen_steps) if one.step != 0]
             # Step None is the evaluation after training, and so the last; a later one replaces an earlier one.
             for one in sorted(trained, key=lambda one: math.inf if one.step is None else one.step):
                 key = one.split, one.name
@@ -278,7 +278,7 @@ def sides_of(
     for arm in wanted:
         if digest.arm(arm) is None:
             raise EvsysError(f"{entry.name}: {not_known(arm, 'arm', [one.arm for one in digest.arms])}")
-    names = [*wanted] or [digest.best_arm]
+    names: list[str | None] = [*wanted] or [digest.best_arm]
     chosen = [one for one in digest.arms if one.arm in names] or digest.arms
     # Settings beside the arms that may have made a difference; of the callbacks only those that steer.
     steered = steering(record.config.get("callbacks") or [])
@@ -314,7 +314,8 @@ def judge(measure: Measure, arms: Sequence[StoredArm], sides: Sequence[ComparedA
             modes = {side.entry.digest.mode for side in sides if key in side.entry.digest.measured}
             mode = better_direction(metric, "min" if modes == {"min"} else "max" if modes else None)
             share = is_share_of_tasks(metric)
-            verdict = judge_arms(scores, metric=metric, mode=mode, share=share, clusters=clusters)
+            unit = next((side.entry.digest.units[key] for side in sides if key in side.entry.digest.units), "")
+            verdict = judge_arms(scores, metric=metric, mode=mode, share=share, clusters=clusters, unit=unit)
     except Cancelled:
         raise
     except EvsysError as exc:

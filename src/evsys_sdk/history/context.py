@@ -162,7 +162,8 @@ def ladder_lines(tracks: Sequence[Track]) -> Iterator[str]:
 
 
 def _rung_line(rung: LeaderboardRow) -> str:
-    text = f"{shown(rung.score)} ({_seeds(rung.arm)}) {_arm_name(rung)}, {rung.entry.date[:10]}"
+    unit = rung.entry.digest.unit
+    text = f"{shown(rung.score, unit=unit)} ({_seeds(rung.arm)}) {_arm_name(rung)}, {rung.entry.date[:10]}"
     text += f"; {rung.arm.errors}" if rung.arm.n_errors else ""
     if rung.arm.training_mark:
         text += f"; {rung.arm.training_mark}"
@@ -170,8 +171,8 @@ def _rung_line(rung: LeaderboardRow) -> str:
         text += "; tasks of its benchmark appear in its training rows"
     if rung.before is None:
         return f"{text}; first"
-    noise = "noise not known" if rung.floor is None else f"noise {shown(rung.floor)}"
-    return f"{text}; {shown(rung.gain or 0.0, signed=True)} ({noise}) by {_changes(rung)}"
+    noise = "noise not known" if rung.floor is None else f"noise {shown(rung.floor, unit=unit)}"
+    return f"{text}; {shown(rung.gain or 0.0, unit=unit, signed=True)} ({noise}) by {_changes(rung)}"
 
 
 def _seeds(arm: ArmDigest) -> str:
@@ -229,17 +230,20 @@ def _value(value: Any) -> str:
 
 
 def noise_line(track: Track) -> str:
-    noise, floor = track.noise, track.noise.floor()
+    noise, floor, unit = track.noise, track.noise.floor(), track.unit
     told = []
     if noise.seed_sd is not None:
-        told.append(f"scatter over seeds: sd {shown(noise.seed_sd)} ({count(noise.degrees, 'degree')} of freedom)")
+        told.append(
+            f"scatter over seeds: sd {shown(noise.seed_sd, unit=unit)} ({count(noise.degrees, 'degree')} of freedom)"
+        )
     if noise.wildest_sd is not None:
-        told.append(f"the seeds of one arm scatter more, sd {shown(noise.wildest_sd)}, and count for less")
+        told.append(f"the seeds of one arm scatter more, sd {shown(noise.wildest_sd, unit=unit)}, and count for less")
     if noise.half_width is not None:
-        told.append(f"95 % interval over tasks: +-{shown(noise.half_width)}")
+        told.append(f"95 % interval over tasks: +-{shown(noise.half_width, unit=unit)}")
     if floor is None:
         return f"{track.label}: not known; run an arm with n_repeats: 3 and score on a benchmark"
-    return f"{track.label}: two single runs that differ by less than {shown(floor)} may be equal ({'; '.join(told)})"
+    least = shown(floor, unit=unit)
+    return f"{track.label}: two single runs that differ by less than {least} may be equal ({'; '.join(told)})"
 
 
 def open_questions(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) -> Iterator[str]:
@@ -257,7 +261,7 @@ def open_questions(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) 
         for rung in reversed(track.undecided):
             if rung.before is best and rung.before and list(changed(rung.before.settings, rung.settings)):
                 word = "better" if (rung.gain or 0.0) * (1 if track.mode == "max" else -1) > 0 else "as good"
-                noise = f"within noise ({shown(rung.floor or 0.0)})"
+                noise = f"within noise ({shown(rung.floor or 0.0, unit=track.unit)})"
                 yield f"is {_arm_name(rung)} {word}? {_against(rung)}, {noise}; {_changes(rung)}"
     # Experiments may be made of the same runs: the oldest, which comes last, asks the question for all of them.
     repeats = any(entry.digest.is_repeat for entry in entries)
@@ -281,7 +285,8 @@ def _questions_of(entry: ExperimentEntry, *, repeats: bool) -> Iterator[str]:
     if broken:
         yield f"{entry.name}: can its scores be believed? {'; '.join(broken[:3])}; errors count as failures"
     if digest.constant is not None:
-        same = f"every arm scored {shown(digest.constant)} on every task: check the answers and the verifier"
+        scored = shown(digest.constant, unit=digest.unit)
+        same = f"every arm scored {scored} on every task: check the answers and the verifier"
         if not any("/" in key for key in digest.measured):  # a number of training, such as a loss, has no tasks
             same = f"every arm has {digest.metric} {shown(digest.constant)}: check whether their settings differ"
         yield f"{entry.name}: {same}"
@@ -322,7 +327,8 @@ def dead_ends(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) -> It
 def _against(rung: LeaderboardRow) -> str:
     assert rung.before is not None
     mark = f" ({rung.arm.training_mark})" if rung.arm.training_mark else ""
-    return f"{shown(rung.score)}{mark} against {shown(rung.before.score)} of {rung.before.entry.name}"
+    before, now = (shown(score, unit=rung.entry.digest.unit) for score in (rung.before.score, rung.score))
+    return f"{now}{mark} against {before} of {rung.before.entry.name}"
 
 
 def value_lines(tracks: Sequence[Track]) -> Iterator[str]:
@@ -334,8 +340,10 @@ def value_lines(tracks: Sequence[Track]) -> Iterator[str]:
         for key, values in values_tried(track).items():
             texts = []
             for one in values[:SHOWN_VALUES]:
-                middle = f", {shown(median(one.scores))}" if len(one.scores) > 1 else ""
-                texts.append(f"{_value(one.value)} ({len(one.scores)}, {shown(one.scores[0])}{middle})")
+                middle = f", {shown(median(one.scores), unit=track.unit)}" if len(one.scores) > 1 else ""
+                texts.append(
+                    f"{_value(one.value)} ({len(one.scores)}, {shown(one.scores[0], unit=track.unit)}{middle})"
+                )
             more = f" and {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
             yield f"{key}{where}: {', '.join(texts)}{more}"
 
@@ -361,10 +369,10 @@ def tried_line(entry: ExperimentEntry) -> str:
     arms, report = digest.scored, "" if digest.selects else " (test scores, a report and no ranking)"
     unscored = next((arm.why_unscored for arm in digest.arms if arm.why_unscored), "")
     if len(arms) == 1 and len(digest.arms) == 1:
-        parts.append(f"{digest.metric} {_score(arms[0])}{report}")
+        parts.append(f"{digest.metric} {_score(arms[0], digest.unit)}{report}")
     elif arms:
         more = f" and {len(arms) - SHOWN_ARMS} more" if len(arms) > SHOWN_ARMS else ""
-        scores = ", ".join(f"{_arm_label(arm)} {_score(arm)}" for arm in arms[:SHOWN_ARMS])
+        scores = ", ".join(f"{_arm_label(arm)} {_score(arm, digest.unit)}" for arm in arms[:SHOWN_ARMS])
         parts.append(f"{digest.metric}{report}: {scores}{more}")
     elif digest.metric and unscored:
         parts.append(f"no score by {digest.metric}: {shorten(unscored, LONGEST_ERROR)}")
@@ -374,10 +382,10 @@ def tried_line(entry: ExperimentEntry) -> str:
     return ". ".join(parts)
 
 
-def _score(arm: ArmDigest) -> str:
+def _score(arm: ArmDigest, unit: str) -> str:
     """`0.950 better`, with the seeds and rollouts that were lost."""
     lost = [_seeds(arm)] if len(arm.scores) < len(arm.statuses) else []
     lost += [arm.errors] if arm.n_errors else []
     lost += [arm.training_mark] if arm.training_mark else []
-    text = shown(arm.mean or 0.0) + (f" {arm.verdict}" if arm.verdict else "")
+    text = shown(arm.mean or 0.0, unit=unit) + (f" {arm.verdict}" if arm.verdict else "")
     return f"{text} ({'; '.join(lost)})" if lost else text

@@ -151,6 +151,8 @@ class Digest:
     """Benchmark -> where its tasks come from, where the config says so."""
     limits: dict[str, int] = field(default_factory=dict)
     """Benchmark -> how many of its tasks, where not all."""
+    units: dict[str, str] = field(default_factory=dict)
+    """Score -> what it is counted in, for those that have a unit: `val/tools/latency` in `s`."""
     share: bool | None = None
     """Whether its scores are shares, between 0 and 1, by the verdict; None where there is none."""
     constant: float | None = None
@@ -180,6 +182,11 @@ class Digest:
     def is_repeat(self) -> bool:
         """Whether all its completed runs are those of other experiments."""
         return any(arm.reused for arm in self.arms) and all(len(arm.reused) == len(arm.runs) for arm in self.arms)
+
+    @property
+    def unit(self) -> str:
+        """Of the success metric."""
+        return next((self.units[key] for key in self.measured if key in self.units), "")
 
     def arm(self, name: str) -> ArmDigest | None:
         return next((arm for arm in self.arms if arm.arm == name), None)
@@ -239,7 +246,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         common=common,
         setup=setup_of(config),
         untrained={key: score.value for key, score in untrained.items() if score.value is not None},
-        untrained_marks={key: mark for key, score in untrained.items() if (mark := _errored([score]))},
+        untrained_marks={key: mark for key, score in untrained.items() if (mark := _say_errors([score]))},
         start=next((one.start for run in record.runs for one in run.evals if one.start), ""),
         tags=record.tags or [str(tag) for tag in metadata.get("tags") or []],
         hypothesis=hypothesis_text(record.hypothesis or metadata.get("hypothesis")),
@@ -252,6 +259,13 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         sketches=record.looks.tasks,
         paths={name: str(entry["path"]) for name, entry in benchmarks.items() if entry.get("path")},
         limits={name: entry["limit"] for name, entry in benchmarks.items() if entry.get("limit")},
+        units={
+            score_key(one.split, one.name, score.metric): score.unit
+            for run in record.runs
+            for one in run.evals
+            for score in one.scores
+            if score.unit
+        },
         share=verdict.share,
         constant=verdict.constant if len(record.arms) > 1 else None,
         best_arm=record.best_arm,
@@ -279,11 +293,11 @@ def result_id(record: Mapping[str, Any]) -> str:
 def to_plain(digest: Digest) -> dict[str, Any]:
     """As plain data, without what is empty: hundreds of these are read at a time."""
 
-    def filled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def drop_empty(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # 0 and False are values and stay; what is left out is each field's default.
         return {key: value for key, value in pairs if value is not None and value != [] and value != {} and value != ""}
 
-    return asdict(digest, dict_factory=filled)
+    return asdict(digest, dict_factory=drop_empty)
 
 
 def from_plain(data: Mapping[str, Any]) -> Digest:
@@ -369,7 +383,7 @@ def _arm(
             if _is_number(value):
                 values.setdefault(key, []).append(value)
     errored = {
-        key: _errored([score for run in runs if (score := run.last_score(key))])
+        key: _say_errors([score for run in runs if (score := run.last_score(key))])
         for key in dict.fromkeys(key for run in runs for key in (*run.metrics, *_score_keys(run)))
     }
     versus, needs = judged.vs_baseline, None
@@ -402,7 +416,7 @@ def _arm(
     )
 
 
-def _errored(scores: list[Score]) -> str:
+def _say_errors(scores: list[Score]) -> str:
     errors, rollouts = sum(score.n_errors for score in scores), sum(score.n_rollouts for score in scores)
     return f"{errors:,} of {rollouts:,} rollouts errored" if errors else ""
 

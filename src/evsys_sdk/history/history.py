@@ -90,14 +90,14 @@ def read_history(workspace: Path | None, folders: Sequence[Path] = (), *, output
     places += records_in(outputs) if outputs is not None and not folders else []
     known = {} if folders else dict(indexed)
     known |= {record: indexed.get(record, IndexLine(record=record)) for record in places}
-    entries, read = [], {}
+    entries, read, stamps = [], {}, {}
     for one in known.values():
-        entry, fresh = _entry(one)
+        entry, stamp = _entry(one)
         entries += [entry] if entry is not None else []
-        if entry is not None and fresh and entry.problem is None:
-            read[entry.record] = entry.digest
+        if entry is not None and stamp and entry.problem is None:
+            read[entry.record], stamps[entry.record] = entry.digest, stamp
     if workspace is not None and not folders and read and workspace.is_dir():  # looking back makes no workspace
-        note_results(workspace, read)
+        note_results(workspace, read, stamps)
     entries.sort(key=lambda entry: (-entry.when, entry.name))
     problems = [text for entry in entries for text in (entry.problem, entry.notes.problem) if text]
     return History(entries=entries, problems=problems)
@@ -129,21 +129,22 @@ def records_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
         yield from records_below(Path(path), depth - 1)
 
 
-def _entry(known: IndexLine) -> tuple[ExperimentEntry | None, bool]:
-    """The experiment, if there is anything of it on disk, and whether its record had to be read."""
+def _entry(known: IndexLine) -> tuple[ExperimentEntry | None, str]:
+    """The experiment, if there is anything of it on disk; and the stamp that its record had before it was read, empty
+    where it did not have to be."""
     record = known.record
     found = stat_of(record)
     held = is_held(record.parent / f".{stem_of(record)}.lock")
     if found is None:  # an experiment that was begun, if its journal is there
         journal = stat_of(record.with_name(f"{stem_of(record)}.{JOURNAL_FILE}"))
         if journal is None:
-            return None, False
+            return None, ""
         digest, state = known.plan or Digest(name=stem_of(record)), "running" if held else "interrupted"
         when, notes = known.started or journal.st_mtime, read_notes(record, about=digest.result)
-        return ExperimentEntry(digest=digest, record=record, state=state, when=when, notes=notes), False
-    fresh, problem, indexed = False, None, known.digest
+        return ExperimentEntry(digest=digest, record=record, state=state, when=when, notes=notes), ""
+    fresh, problem, indexed = "", None, known.digest
     if indexed is None or known.stamp != stamp_of(found):
-        fresh = True
+        fresh = stamp_of(found)
         indexed, problem = _read(record)
     digest, ended = indexed, found.st_mtime
     with suppress(TypeError, ValueError):  # a record of another program may say anything
@@ -239,18 +240,18 @@ def _only_prefix(ref: str, names: dict[str, ExperimentEntry]) -> str:
     if len(begin) == 1:
         return begin[0]
     if begin:
-        raise EvsysError(f"{ref!r} is the beginning of {len(begin)} experiments: {_listed(begin)}; say which")
+        raise EvsysError(f"{ref!r} is the beginning of {len(begin)} experiments: {_list_names(begin)}; say which")
     if not names:
         raise EvsysError(
             f"there is no experiment {ref!r}: none is known here. Run one, go to its project, or name the path of its "
             "record (<output_dir>/<name>.experiment_result.json)"
         )
     near = difflib.get_close_matches(ref, list(names), n=3, cutoff=0.4)
-    told = f"closest: {', '.join(near)}" if near else f"known: {_listed(list(names))}"
+    told = f"closest: {', '.join(near)}" if near else f"known: {_list_names(list(names))}"
     raise EvsysError(f"there is no experiment {ref!r}; {told}\nnext: evsys history")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(sorted(names)[:LISTED]) + more
 

@@ -77,14 +77,16 @@ def note_start(workspace: Path, record: Path, plan: Digest, *, now: float) -> No
     _write(workspace, statement, [(str(record.absolute()), now, _json(plan))])
 
 
-def note_results(workspace: Path, found: Mapping[Path, Digest]) -> None:
-    """What these records say; they are on disk."""
+def note_results(workspace: Path, found: Mapping[Path, Digest], stamps: Mapping[Path, str] | None = None) -> None:
+    """What these records say; they are on disk. `stamps`: of the files before they were read, so that one that changed
+    meanwhile is read again; by default those of now, for the process that has just written them."""
     statement = (
         "INSERT INTO experiments (record, stamp, digest) VALUES (?, ?, ?) "
         "ON CONFLICT (record) DO UPDATE SET stamp = excluded.stamp, digest = excluded.digest"
     )
-    stats = {record: stat_of(record) for record in found}
-    rows = [(str(path.absolute()), stamp_of(stat), _json(found[path])) for path, stat in stats.items() if stat]
+    if stamps is None:
+        stamps = {record: stamp_of(stat) for record in found if (stat := stat_of(record)) is not None}
+    rows = [(str(path.absolute()), stamp, _json(found[path])) for path, stamp in stamps.items()]
     _write(workspace, statement, rows)
 
 
@@ -94,7 +96,7 @@ def read_index(workspace: Path) -> list[IndexLine]:
     if not path.is_file():
         return []
     try:
-        with _opened(path, write=False) as db:
+        with _open_index(path, write=False) as db:
             rows = db.execute("SELECT record, started, plan, stamp, digest FROM experiments").fetchall()
     except sqlite3.Error as exc:
         say = "%s cannot be read (%s); experiments are then found with --dir; delete it to begin a new one"
@@ -109,7 +111,7 @@ def read_index(workspace: Path) -> list[IndexLine]:
 def _write(workspace: Path, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
     try:
         make_folder(workspace)
-        with _opened(workspace / INDEX_FILE, write=True) as db, db:
+        with _open_index(workspace / INDEX_FILE, write=True) as db, db:
             db.execute(SCHEMA)
             db.executemany(statement, rows)
     except (OSError, sqlite3.Error) as exc:
@@ -117,7 +119,7 @@ def _write(workspace: Path, statement: str, rows: Iterable[tuple[Any, ...]]) -> 
 
 
 @contextmanager
-def _opened(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
+def _open_index(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
     # A reader makes no file beside it, so that a workspace on a read-only disk can be read.
     where = f"file:{quote(str(path.absolute()))}?mode={'rwc' if write else 'ro'}"
     with closing(sqlite3.connect(where, uri=True, timeout=WAIT_SECONDS)) as db:
@@ -225,7 +227,7 @@ def read_notes(record: Path, *, about: str) -> Notes:
         lines = notes_path(record).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as exc:
         return Notes(problem=f"{notes_path(record)} cannot be read: {exc.strerror}")
-    parsed = [_parsed(line) for line in lines if line.strip()]
+    parsed = [_parse_note(line) for line in lines if line.strip()]
     found = [note for note in parsed if note is not None]
     broken = len(parsed) - len(found)
     current = [note for note in found if note.about == about]
@@ -233,7 +235,7 @@ def read_notes(record: Path, *, about: str) -> Notes:
     return Notes(current=current, earlier=len(found) - len(current), problem=problem)
 
 
-def _parsed(line: str) -> Note | None:
+def _parse_note(line: str) -> Note | None:
     try:
         found = Note(**json.loads(line))
     except (ValueError, TypeError):

@@ -140,6 +140,11 @@ class Track:
     label: str = ""
     """The metric, and what tells the track from others of that metric."""
 
+    @property
+    def unit(self) -> str:
+        """Of its scores."""
+        return next((entry.digest.unit for entry in self.entries if entry.digest.unit), "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparable:

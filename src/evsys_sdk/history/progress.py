@@ -34,6 +34,7 @@ class LastScore:
     metric: str
     value: float
     n_tasks: int
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ def progress_in(journal: Path) -> list[RunProgress]:
                         metric=score["metric"],
                         value=score["value"],
                         n_tasks=score["n_tasks"],
+                        unit=score.get("unit", ""),  # journals of earlier versions have none
                     )
                     for score in last_eval.get("scores", [])
                     if score["value"] is not None

@@ -123,14 +123,14 @@ class CallbackList(RunHooks):
         for index, (_, callback) in enumerate(self.members):
             take = getattr(callback, "record_written", None)
             if callable(take):
-                self._guarded(index, "record_written", take, path, run_id="")
+                self._call_hook(index, "record_written", take, path, run_id="")
 
     def stop_reason(self, run_id: str) -> str | None:
         """Why this run should stop early: the first reason any callback gives, or None."""
         for index, (kind, callback) in enumerate(self.members):
             reason = getattr(callback, "stop_reason", None)
             if callable(reason):
-                reason = self._guarded(index, "stop_reason", reason, run_id, run_id=run_id)
+                reason = self._call_hook(index, "stop_reason", reason, run_id, run_id=run_id)
             if reason:
                 return f"{kind}: {reason}"
         return None
@@ -158,11 +158,11 @@ class CallbackList(RunHooks):
             if method is None:
                 continue
             if (index, hook) in self._take_events:
-                self._guarded(index, hook, method, EVENTS[hook](about, *args), run_id=run_id)
+                self._call_hook(index, hook, method, EVENTS[hook](about, *args), run_id=run_id)
             else:
-                self._guarded(index, hook, method, about, *args, run_id=run_id)
+                self._call_hook(index, hook, method, about, *args, run_id=run_id)
 
-    def _guarded(self, index: int, hook: str, method: Any, *args: Any, run_id: str) -> Any:
+    def _call_hook(self, index: int, hook: str, method: Any, *args: Any, run_id: str) -> Any:
         try:
             return method(*args)
         except Cancelled:

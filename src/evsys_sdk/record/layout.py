@@ -163,11 +163,11 @@ class RunFolders:
         """The directory of a run: the one it has, else the first that is free."""
         run_id, plain, number = f"{self._experiment}/{run}", directory_name(run), 1
         other = f"{plain}@{directory_name(self._experiment)}"
-        name, holder = plain, _claimed(self._folder / plain, run_id)
+        name, holder = plain, _claim(self._folder / plain, run_id)
         while holder != run_id:
             self._say(name, holder, other)
             name, number = other if number == 1 else f"{other}-{number}", number + 1
-            holder = _claimed(self._folder / name, run_id)
+            holder = _claim(self._folder / name, run_id)
         return self._folder / name
 
     def _say(self, name: str, holder: str, other: str) -> None:
@@ -177,7 +177,7 @@ class RunFolders:
             self._said = True
 
 
-def _claimed(folder: Path, run_id: str) -> str:
+def _claim(folder: Path, run_id: str) -> str:
     """Whose the directory is: this run's, unless another experiment has it already."""
     recorded = RunRecord.find(folder)
     if recorded and recorded.run_id and not (folder / OWNER_FILE).exists():

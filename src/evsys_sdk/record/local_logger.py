@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from evsys_sdk.config.base import Params
 from evsys_sdk.data_types import to_dict
 from evsys_sdk.files import to_json, whole_file, write_text
 from evsys_sdk.format import benchmark_score_text, count, errors_text, inline_markdown, markdown_text
-from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score
+from evsys_sdk.protocols import EvalResult, Rollout, RunContext, RunResult, Score, of_kept_weights
 from evsys_sdk.record.callbacks import eval_metrics
 from evsys_sdk.record.lines import LineFile, StepOrder
 from evsys_sdk.record.models import eval_summary, in_order, rollout_to_data
@@ -42,8 +42,8 @@ class _Notes:
     root: Path
     files: dict[str, LineFile] = field(default_factory=dict)
     orders: dict[str, StepOrder] = field(default_factory=dict)
-    evals: dict[tuple[str | None, str, str], EvalResult] = field(default_factory=dict)
-    """The latest result per (stage, split, name)."""
+    evals: dict[tuple[str | None, str, str, int | None], EvalResult] = field(default_factory=dict)
+    """By stage, split, name and step, without rollouts."""
     rows: object = None
     """The training rows last written."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -93,7 +93,7 @@ class LocalLogger:
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
         notes = self._notes(ctx)
         folder = FOLDERS.get(result.split, result.split)
-        notes.evals[result.stage, result.split, result.name] = result
+        notes.evals[result.stage, result.split, result.name, result.step] = replace(result, rollouts=[])
         for rollout in result.rollouts:
             notes.append(f"{folder}/rollouts.jsonl", rollout_record(result, rollout), score=result.name)
         summary = eval_summary(result)
@@ -124,7 +124,7 @@ class LocalLogger:
         if notes is None:
             return
         notes.close()
-        write_text(notes.root / CONCLUSION_FILE, conclude(result, in_order(list(notes.evals.values()))))
+        write_text(notes.root / CONCLUSION_FILE, conclude(result, list(notes.evals.values())))
 
     def _notes(self, ctx: RunContext) -> _Notes:
         with self._lock:
@@ -167,6 +167,8 @@ def repeat_verdict(results: Iterable[RunResult], experiment: str, text: str) -> 
 
 def conclude(result: RunResult, evals: list[EvalResult]) -> str:
     """What came of a run, in a few lines: its status, its numbers, and how far each score can be believed."""
+    kept = of_kept_weights(in_order(evals), result.chosen_steps)
+    evals = list({(one.stage, one.split, one.name): one for one in kept}.values())  # the last of each
     lines = [f"# {inline_markdown(result.run_id)}: {result.status}"]
     if result.error:
         lines.append(markdown_text(f"Error: {result.error}"))

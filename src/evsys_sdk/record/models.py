@@ -21,7 +21,7 @@ from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.data_types import HarborTask, content_text, task_messages
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.files import write_json
-from evsys_sdk.protocols import EvalResult, Rollout, RunResult, RunStatus, Score, StoppedAt, Turn
+from evsys_sdk.protocols import EvalResult, Rollout, RunResult, RunStatus, Score, StoppedAt, Turn, of_kept_weights
 from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash, describe_environment
 from evsys_sdk.record.lines import StepOrder
@@ -153,6 +153,8 @@ class RecordedData(BaseModel):
     rows_read: int
     rows: int
     """After the transforms."""
+    content: str = ""
+    """Hash of the rows after the transforms, whatever their order; empty in records of older versions."""
 
 
 class RecordedBenchmark(BaseModel):
@@ -177,7 +179,7 @@ class RunEnvironment(BaseModel):
 
 OF_RESULT = (
     "run_id", "seed", "status", "metrics", "artifacts", "evals", "error", "warnings", "unread_settings", "leakage",
-    "stopped_early", "stopped_at", "paused_at",
+    "stopped_early", "stopped_at", "paused_at", "chosen_steps",
 )  # fmt: skip
 """Fields that a `RunRecord` and a `RunResult` share, by one name."""
 
@@ -203,6 +205,7 @@ class RunRecord(RecordFile):
     stopped_early: str | None = None
     stopped_at: StoppedAt | None = None
     paused_at: int | None = None
+    chosen_steps: dict[str, int] = Field(default_factory=dict)
     notes: Stored = Field(default_factory=dict)
     """`RunResult.extras` of the algorithm."""
     options: dict[str, int | None] = Field(default_factory=dict)
@@ -272,13 +275,14 @@ class RecordedRun(RecordPart):
     artifacts: dict[str, str] = Field(default_factory=dict)
     error: str | None = None
     evals: RecordedEvals = Field(default_factory=list)
+    chosen_steps: dict[str, int] = Field(default_factory=dict)
     run_dir: str | None = None
     reused_from: str | None = None
     """The directory of the run that stands in for this one, as seen from the record's."""
 
     def last_score(self, key: str) -> Score | None:
-        """The last score by this metric: that of the final weights comes after those of the loop."""
-        for one in reversed(self.evals):
+        """The score of the final weights by this metric; where a run broke off, that of its last evaluation."""
+        for one in reversed(of_kept_weights(self.evals, self.chosen_steps)):
             for score in one.scores if one.step != 0 else ():
                 if key == score_key(one.split, one.name, score.metric):
                     return score
@@ -453,8 +457,8 @@ class RunRecorder:
     options: dict[str, int | None] = field(default_factory=dict)
     """How the run was cut short on purpose: `--steps`, `--dry`."""
 
-    def add_data(self, place: str, loaded: LoadedRows) -> None:
-        """Note which rows went in: where from, how many, and the hash of their source."""
+    def add_data(self, place: str, loaded: LoadedRows, content: str) -> None:
+        """Note which rows went in: where from, how many, the hash of their source, and that of the rows themselves."""
         self.data.append(
             RecordedData(
                 place=place,
@@ -462,6 +466,7 @@ class RunRecorder:
                 sha256=loaded.sha256,
                 rows_read=loaded.n_raw,
                 rows=len(loaded.rows),
+                content=content,
             )
         )
 

@@ -118,6 +118,7 @@ def conclude(
     keys = score_keys(arms, name) if name else []
     summaries = [_summarise_arm(arm, results, name, keys) for arm, results in arms.items()]
     lines = [f"Hypothesis: {hypothesis}"] if hypothesis else []
+    lines += _unscored_start_lines(arms)
     lines += [*(_search_lines(search) if search else ()), *admitted]
     lines += [*([f"No verdict: {findings.why_not}."] if findings.why_not else []), *findings.lines]
     judged = {arm.arm for arm in findings.verdict.arms} if findings.verdict else set()
@@ -143,6 +144,24 @@ def conclude(
         findings=findings,
         admitted=list(admitted),
     )
+
+
+def _unscored_start_lines(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """A warning for each benchmark on which the weights before training were to be scored and were not. Weights that
+    several runs start from are one model: one score of them is enough."""
+    starts = [one for results in arms.values() for result in results for one in result.evals if one.step == 0]
+    scored = {(one.start, one.split, one.name) for one in starts if any(s.value is not None for s in one.scores)}
+    reasons: dict[tuple[str, str, str], str] = {}
+    for one in starts:
+        key = (one.start, one.split, one.name)
+        if key not in scored:
+            error = one.error or next((score.error for score in one.scores if score.error), None) or "no score"
+            reasons.setdefault(key, error.removeprefix("invalid: "))
+    return [
+        f"Warning: no score {f'before training ({start})' if start else 'of the untrained model'} on "
+        f"{suite_label(split, name)}: {shorten(' '.join(why.split()), 300)}. No arm is compared with it there."
+        for (start, split, name), why in reasons.items()
+    ]
 
 
 def conclude_without_verdict(arms: Mapping[str, Sequence[RunResult]], why: str) -> Conclusion:
@@ -173,7 +192,9 @@ def _summarise_arm(arm: str, results: Sequence[RunResult], name: str | None, key
         if value is None:
             continue
         scores.append(value)
-        measured = [(one, score) for one in result.evals for score in one.scores if metric_key(one, score) in keys]
+        measured = [
+            (one, score) for one in result.final_evals for score in one.scores if metric_key(one, score) in keys
+        ]
         # A score of the final weights comes after those of the loop.
         same = [(one, score) for one, score in measured if score.value == value]
         if len(keys) == 1 and same:
@@ -181,8 +202,9 @@ def _summarise_arm(arm: str, results: Sequence[RunResult], name: str | None, key
             evidence.append(benchmark_score_text(score, *_task_marks(one)))
         else:  # a mean of benchmarks, or a number that no benchmark measured
             last = {metric_key(one, score): score for one, score in measured if one.step != 0}.values()
+            unit = next((score.unit for score in last), "")
             n_errors, n_rollouts = sum(one.n_errors for one in last), sum(one.n_rollouts for one in last)
-            evidence.append(score_text(value, n_errors=n_errors, n_rollouts=n_rollouts, errors_first=False))
+            evidence.append(score_text(value, unit=unit, n_errors=n_errors, n_rollouts=n_rollouts, errors_first=False))
     why = None
     pruned = next((result.pruned for result in results if result.pruned is not None), None)
     statuses = [result.status for result in results]
@@ -265,7 +287,8 @@ def score_lines(evals: Sequence[EvalResult]) -> list[str]:
             before, old = untrained[key]
             whom = START if before.start else UNTRAINED
             if old is None or old.value is None:
-                line += f" ({whom}: not scored, {old.error if old else before.error})"
+                why = str(old.error if old else before.error).removeprefix("invalid: ")
+                line += f" ({whom}: not scored, {why})"
             else:
                 line += f" ({whom} {benchmark_score_text(old, with_counts=False)})"
         lines.append(line)
@@ -297,7 +320,7 @@ def stage_matrix(evals: Sequence[EvalResult]) -> list[str]:
         column = "untrained" if result.step == 0 else result.stage
         for score in result.scores:
             row = cells.setdefault(f"{suite_label(result.split, result.name)} {score.metric}", {})
-            row[column or ""] = score_text(score.value, score.low, score.high)
+            row[column or ""] = score_text(score.value, score.low, score.high, unit=score.unit)
     columns = [name for name in ("untrained", *stages) if any(name in row for row in cells.values())]
     table = [["after stage", *columns], *([name, *(row.get(c, "-") for c in columns)] for name, row in cells.items())]
     widths = [max(len(row[index]) for row in table) for index in range(len(columns) + 1)]

@@ -17,7 +17,7 @@ from statistics import fmean
 from evsys_sdk import files
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, MODEL_ROLLOUTS_FILE, START, UNTRAINED
 from evsys_sdk.errors import FOREIGN, Cancelled
-from evsys_sdk.format import amount, count, inline_markdown, markdown_text, score_text, shown
+from evsys_sdk.format import amount, amount_unit, count, inline_markdown, markdown_text, name_list, score_text, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunResult, Score
 from evsys_sdk.record.models import RunRecord
@@ -270,11 +270,11 @@ def _difference_cell(judged: ArmVerdict | None, found: Comparison | None, verdic
         return "-" if not judged or judged.mean is None else "not compared"
     if found.why in (SAME_EVERYWHERE, SAME_IN_EVERY_RUN):
         return f"the same{same_where(per_run=verdict.per_run, n_seeds=max(found.n_seeds))}"
-    text = f"{found.verdict}, {amount(found.difference, share=verdict.share, signed=True)}"
-    text += " points" if verdict.share else ""
+    text = f"{found.verdict}, {amount(found.difference, share=verdict.share, unit=verdict.unit, signed=True)}"
+    text += amount_unit(share=verdict.share, unit=verdict.unit)
     if found.low is None or found.high is None:
         return text
-    low, high = (amount(end, share=verdict.share, signed=True) for end in (found.low, found.high))
+    low, high = (amount(end, share=verdict.share, unit=verdict.unit, signed=True) for end in (found.low, found.high))
     return f"{text} [{low}, {high}]"
 
 
@@ -285,7 +285,7 @@ def scores_table(facts: PageFacts) -> PageTable:
     for arm, runs in facts.arms.items():
         for run in runs:
             last: dict[str, Score] = {}
-            for one in run.evals:
+            for one in run.final_evals:
                 for score in one.scores:
                     if one.step == 0:
                         rows[UNTRAINED][metric_key(one, score)] = [score]  # one model, however often it was scored
@@ -304,6 +304,7 @@ def scores_table(facts: PageFacts) -> PageTable:
             values = [score.value for score in scores if score.value is not None]
             text = score_text(
                 fmean(values) if values else None,
+                unit=next((score.unit for score in scores), ""),
                 marks=[marks.get((name, key), "")],
                 n_errors=sum(score.n_errors for score in scores),  # of all seeds
                 n_rollouts=sum(score.n_rollouts for score in scores),
@@ -324,7 +325,8 @@ def failure_texts(facts: PageFacts) -> list[str]:
                 reasons.setdefault(f"{run.status}{_reason(run.error)}", []).append(run)
             for one in run.evals:
                 if one.error:
-                    what = f"{one.split}/{one.name} was not scored{_reason(one.error)}"
+                    when = " before training" if one.step == 0 else ""
+                    what = f"{one.split}/{one.name} was not scored{when}{_reason(one.error)}"
                     reasons.setdefault(what, []).append(run)
         for what, runs in reasons.items():  # `lr3, seeds 42, 43`; the arm alone where it has one seed
             seeds = list(dict.fromkeys(str(run.seed) for run in runs if run.seed is not None))
@@ -367,7 +369,7 @@ def stage_tables(facts: PageFacts) -> dict[str, PageTable]:
 
     tables: dict[str, PageTable] = {}
     for arm, runs in facts.arms.items():
-        seeds = [run.evals for run in runs if run.status == "completed"]
+        seeds = [run.final_evals for run in runs if run.status == "completed"]
         if not (stages := stage_names(seeds)):
             continue
         rows = stage_rows(seeds, lower=lower)
@@ -429,9 +431,9 @@ def _expected_score(verdict: Verdict, n_arms: int) -> str:
     # With an arm above it that is not proven better, the best arm is not the top.
     place = f"The {'lowest' if verdict.mode == 'min' else 'highest'} of {n_arms} scored arms"
     place = "The best arm" if winner.above else "The arm" if winner.ties else place
-    tied = f", tied with {', '.join(winner.ties)}" if winner.ties else ""
-    expected = score_text(winner.expected, winner.low, winner.high)
-    top = f"{place}, {winner.arm}, scored {shown(winner.observed)}{tied}"
+    tied = f", tied with {name_list(winner.ties)}" if winner.ties else ""
+    expected = score_text(winner.expected, winner.low, winner.high, unit=verdict.unit)
+    top = f"{place}, {winner.arm}, scored {shown(winner.observed, unit=verdict.unit)}{tied}"
     return f" {top}; {expected} is expected on new tasks (corrected for selection)."
 
 

@@ -7,7 +7,17 @@ result, then a line per arm, then notes.
 from __future__ import annotations
 
 from evsys_sdk.constants import UNTRAINED
-from evsys_sdk.format import amount, count, errors_text, plan_text, score_text, shown, span
+from evsys_sdk.format import (
+    amount,
+    amount_unit,
+    count,
+    errors_text,
+    interval_text,
+    name_list,
+    plan_text,
+    score_text,
+    shown,
+)
 from evsys_sdk.stats.judge import (
     NO_SCATTER,
     ONLY_TASKS,
@@ -114,21 +124,21 @@ def training_note(arm: ArmVerdict) -> str:
 def _winner_line(winner: Winner, verdict: Verdict, lost: str) -> str:
     n_scored = sum(arm.mean is not None for arm in verdict.arms) - len(winner.not_compared)
     highest = "highest" if verdict.mode == "max" else "lowest"
-    tied = f"tied with {', '.join(winner.ties)} for " if winner.ties else ""
+    tied = f"tied with {name_list(winner.ties)} for " if winner.ties else ""
     best = f", {tied}the {highest} of {n_scored} scored arms" if not winner.above else ""
     best += " that share tasks" if best and winner.not_compared else ""
     own = _arm(verdict, winner.arm)
-    text = f"{winner.arm}{lost} scored {shown(winner.observed)}{training_note(own)}{best}"
+    text = f"{winner.arm}{lost} scored {shown(winner.observed, unit=verdict.unit)}{training_note(own)}{best}"
     if winner.expected is not None and not own.training_mark:  # of memorised tasks nothing follows for new ones
-        interval = span(winner.low, winner.high)
-        text += f"; {shown(winner.expected)}{interval} expected on new tasks (corrected for selection)"
-    if winner.rivals:
-        text += f"; no significant difference from {', '.join(winner.rivals)}"
+        expected = interval_text(winner.expected, winner.low, winner.high, unit=verdict.unit)
+        text += f"; {expected} expected on new tasks (corrected for selection)"
+    if rivals := [arm for arm in winner.rivals if arm not in winner.ties]:  # of a tie this goes without saying
+        text += f"; no significant difference from {name_list(rivals)}"
     if winner.not_compared:
-        text += f"; not compared with {', '.join(winner.not_compared)}: no shared task"
+        text += f"; not compared with {name_list(winner.not_compared)}: no shared task"
     if winner.above:
         beyond = "higher" if verdict.mode == "max" else "lower"
-        text += f"; {', '.join(winner.above)} scored {beyond}, but not significantly better than the baseline"
+        text += f"; {name_list(winner.above)} scored {beyond}, but not significantly better than the baseline"
     return f"{text}."
 
 
@@ -139,7 +149,7 @@ def constant_scores(verdict: Verdict) -> str:
         if several:
             return "Every arm solved every task" if value else "No arm solved any task"
         return f"{verdict.arms[0].arm} solved {'every' if value else 'no'} task"
-    same = constant_text(value, verdict.arms, per_run=verdict.per_run)
+    same = constant_text(value, verdict.arms, per_run=verdict.per_run, unit=verdict.unit)
     return f"{'Every arm' if several else verdict.arms[0].arm} {same}"
 
 
@@ -165,6 +175,7 @@ def arm_score_text(arm: ArmVerdict, verdict: Verdict, *, with_counts: bool = Tru
         arm.mean,
         arm.low,
         arm.high,
+        unit=verdict.unit,
         counts=counts if with_counts else (),
         marks=[arm.training_mark],
         n_errors=arm.n_errors,
@@ -205,7 +216,7 @@ def effect(found: Comparison, verdict: Verdict) -> str:
     if found.low is not None and found.high is not None:
         # Told as an amount below, the interval is turned round, and its ends swap places.
         ends = sorted([found.low * sign, found.high * sign])
-        low, high = (amount(end, share=verdict.share) for end in ends)
+        low, high = (amount(end, share=verdict.share, unit=verdict.unit) for end in ends)
         facts.append(f"{100 * (1 - verdict.alpha):g} % CI {low} to {high}")
     if found.p_holm is not None:
         facts.append(f"p {'< 0.001' if found.p_holm < 0.001 else f'= {found.p_holm:.3f}'}, Holm-corrected")
@@ -213,6 +224,7 @@ def effect(found: Comparison, verdict: Verdict) -> str:
     whom = verdict.start if found.vs == UNTRAINED else found.vs
     if found.difference == 0:
         return f"the same mean as {whom}{told}"
-    unit = " points" if verdict.share else ""
+    unit = amount_unit(share=verdict.share, unit=verdict.unit)
     where = "below" if found.difference < 0 else "above"
-    return f"{amount(found.difference * sign, share=verdict.share)}{unit} {where} {whom}{told}"
+    difference = amount(found.difference * sign, share=verdict.share, unit=verdict.unit)
+    return f"{difference}{unit} {where} {whom}{told}"

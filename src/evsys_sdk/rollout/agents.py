@@ -192,9 +192,9 @@ def _class_of(kind: str) -> tuple[Any, str | None]:
     """The class, and harbor's own name for it."""
     if kind in registry.names():
         target = registry.get(kind)
-        return (_imported(target.import_path_of_agent) if hasattr(target, "import_path_of_agent") else target), None
+        return (_import_agent(target.import_path_of_agent) if hasattr(target, "import_path_of_agent") else target), None
     if "." in kind or ":" in kind:
-        return _imported(kind), None
+        return _import_agent(kind), None
     from harbor.agents.factory import AgentFactory
     from harbor.models.agent.name import AgentName
 
@@ -204,7 +204,7 @@ def _class_of(kind: str) -> tuple[Any, str | None]:
     raise UnknownKind(not_known(kind, "agent", known) + "; or say where its class is: my_project.agents.MyAgent")
 
 
-def _imported(path: str) -> Any:
+def _import_agent(path: str) -> Any:
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     with error_boundary(EvsysError, f"agent {path!r}: importing {module_name}"):
         module = importlib.import_module(module_name)

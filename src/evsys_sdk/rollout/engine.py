@@ -208,7 +208,7 @@ class HarborRolloutEngine:
                 patience=self.patience,
                 context_length=self.settings.context_length,
             )
-            with live(policy), _addressed(worker, policy, front) as agent:
+            with live(policy), _with_address(worker, policy, front) as agent:
                 job = TrialJob(
                     task=task,
                     sample=sample,
@@ -239,7 +239,7 @@ class NoneFinished:
 
 
 @contextmanager
-def _addressed(worker: AgentClass, policy: Policy, front: HttpFront | None) -> Iterator[AgentClass]:
+def _with_address(worker: AgentClass, policy: Policy, front: HttpFront | None) -> Iterator[AgentClass]:
     if front is None:
         yield worker
         return

@@ -40,15 +40,15 @@ def as_harbor_agent(cls: Any) -> type[PolicyAgent]:
 
         async def setup(self, environment: BaseEnvironment) -> None:
             if callable(getattr(self.agent, "setup", None)):
-                await _done(self.agent.setup(environment))
+                await _ignore_answer(self.agent.setup(environment))
 
         async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-            await _done(self.agent.run(instruction, environment, context))
+            await _ignore_answer(self.agent.run(instruction, environment, context))
 
     Wrapped.__name__ = Wrapped.__qualname__ = cls.__name__
     return Wrapped
 
 
-async def _done(answer: Any) -> None:
+async def _ignore_answer(answer: Any) -> None:
     if inspect.isawaitable(answer):
         await answer

@@ -140,7 +140,7 @@ async def sample(
             return output
 
 
-def checked(sequence: SampledSequence) -> SampledSequence:
+def check_logprobs(sequence: SampledSequence) -> SampledSequence:
     """The sequence, if every token has its logprob; anything else would shift what is learnt."""
     if len(sequence.tokens) != len(sequence.logprobs):
         raise BackendError(f"the sampler gave {len(sequence.tokens)} tokens with {len(sequence.logprobs)} logprobs")
@@ -212,7 +212,7 @@ class Policy:
                 output = await sample(self.sampler, prompt, 1, params, self.patience)
             if not output.sequences:
                 raise BackendError("the sampler returned no completion")
-            sequence = checked(output.sequences[0])
+            sequence = check_logprobs(output.sequences[0])
         except Cancelled:
             raise
         except Exception as exc:

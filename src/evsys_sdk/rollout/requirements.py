@@ -17,7 +17,7 @@ from evsys_sdk.data_types import HarborTask
 from evsys_sdk.errors import not_known
 from evsys_sdk.protocols import SANDBOX
 from evsys_sdk.rollout.agents import need_harbor
-from evsys_sdk.rollout.task_dirs import has_own_tests, name_problem, needs_of, task_directory
+from evsys_sdk.rollout.task_dirs import has_own_tests, link_problem, name_problem, needs_of, task_directory
 
 
 def environment_problem(task: HarborTask, environment: str = SANDBOX) -> str | None:
@@ -75,7 +75,9 @@ def kind_problem(kind: str) -> str | None:
 
 
 def files_problem(folder: Path, *, tested: bool) -> str | None:
-    """What of these files a sandbox without network and images cannot do."""
+    """What of these files a sandbox without network and images cannot do, or may not."""
+    if (wrong := link_problem(folder)) is not None:
+        return wrong
     scripts = sorted([*folder.glob("tests/*.sh"), *folder.glob("steps/*/tests/*.sh")])
     if tested and not any(script.name == "test.sh" for script in scripts):
         return "it has no tests/test.sh, so nothing could grade it"

@@ -10,6 +10,7 @@ Where there can be no sandbox the trial fails with the sentence that says so; no
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import stat
@@ -39,7 +40,11 @@ MAYBE_GRADED = ("/solution", "/harbor", USERS_HOME, "/home", "/workspace", "/tmp
 """Folders whose contents tests see only where the task or the tests name them."""
 KEPT = (HOME, "/logs", VERIFIER, TESTS, *MAYBE_GRADED)
 """Folders that outlive a command, besides those that the task itself names."""
-_NAMES_HOME = re.compile(r"~/|\bHOME\b|expanduser|Path\.home|homedir")
+# `git config --global` is for the programs that the tests run, too.
+_NAMES_HOME = re.compile(r"~/|\bHOME\b|expanduser|Path\.home|homedir|--global\b")
+_SETS_HOME = re.compile(r"""\bHOME\b["'\]]*\s*[=:,]\s*["']?(/[\w./-]+)""")
+_OF_PROJECTS = frozenset({".git", ".gitattributes", ".github", ".gitignore", ".gitmodules", ".venv"})
+"""Belong to the folder in which they lie, whether it is a home or not."""
 NOT_RUN = (126, 127)
 """The shell's exit codes for a command that cannot be run or found: such tests have said nothing about the model."""
 NO_SESSION = (
@@ -50,16 +55,6 @@ DEFAULT_SECONDS = 3600.0
 """For a command without a time limit."""
 _ENTER = 'cd -- "$1" || cd /; exec /bin/bash -c "$2"'
 """A working directory that the agent has closed or removed is no reason not to run a command."""
-# A link of the agent's into the tests, such as an answer that leads to the file it will be compared with.
-_CUT_LINKS = r"""find "$@" -type l -exec bash -c '
-mapfile -d "" -t leads < <(realpath -mz -- "$@")
-for link; do
-  case ${leads[at++]} in
-    / | /tests | /tests/* | /logs | /logs/verifier | /logs/verifier/* | /proc | /proc/* | /evsys | /evsys/*)
-      rm -f -- "$link" ;;
-  esac
-done' bash {} +
-"""
 
 
 class EnvironmentDamaged(EvsysError):
@@ -151,8 +146,8 @@ class SandboxEnvironment(BaseEnvironment):
             outside = next((source for source in found if not self._stays_inside(source)), None)
             if outside is not None:
                 raise SandboxBuildFailedError(
-                    f"COPY {pattern}: {outside} leads to {outside.resolve()}, outside of the task's environment/, and "
-                    "is not copied; put the file itself there"
+                    f"COPY {pattern}: {outside} leads to {os.path.realpath(outside)}, outside of the task's "
+                    "environment/, and is not copied; put the file itself there"
                 )
             for source in found:
                 if source.is_dir():
@@ -162,7 +157,7 @@ class SandboxEnvironment(BaseEnvironment):
 
     def _stays_inside(self, path: Path) -> bool:
         """Whether a file of environment/ lies there; a link may lead to any file of the machine, such as a key."""
-        is_inside = path.resolve().is_relative_to(self.environment_dir.resolve())
+        is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.environment_dir))
         if not is_inside:
             get_logger(__name__).warning("%s is a link that leaves the task's environment/ and is not copied", path)
         return is_inside
@@ -293,10 +288,27 @@ class SandboxEnvironment(BaseEnvironment):
             await self._open.hand_over()
             await self._open.empty(TESTS)
             await self._open.empty(VERIFIER)
-            await self._open.run(["/bin/bash", "-c", _CUT_LINKS, "bash", *self._open.folders], cwd="/")
+            await self._open.cut_links(VERIFIER)
             self.tests_text, self.graded_by_exit_code = "", False
+        self._open.bring_back()
         self.tests_text += "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
         self.graded_by_exit_code |= (source / OWN_TESTS).is_file()
+        await asyncio.to_thread(self._set_settings_aside, self.tests_text)
+
+    def _set_settings_aside(self, tests_text: str) -> None:
+        """Out of a home that the tests name goes what programs read there by themselves (`.bashrc`, `.gitconfig`,
+        `.config/git`), unless the task or the tests name it too."""
+        dockerfile = self.environment_dir / "Dockerfile"
+        task = dockerfile.read_text(encoding="utf-8") if dockerfile.is_file() else ""
+        texts = "\n".join((tests_text, task, self.workdir, *self.variables.values()))
+
+        def is_named(name: str) -> bool:
+            return name in _OF_PROJECTS or re.search(rf"(?<![\w)\]]){re.escape(name)}(?![\w-])", texts) is not None
+
+        homes = set(map(os.path.normpath, _SETS_HOME.findall(tests_text)))
+        for home in homes | ({USERS_HOME} if _NAMES_HOME.search(tests_text) else set()):
+            self._open.set_aside(f"{home}/.config", lambda name: not is_named(f".config/{name}"))
+            self._open.set_aside(home, lambda name: name.startswith(".") and not is_named(name))
 
     async def reset_dirs(
         self,
@@ -311,6 +323,7 @@ class SandboxEnvironment(BaseEnvironment):
             await self._open.empty(folder)
         if TESTS in own:
             self.tests_text = None
+            self._open.bring_back()
         return await super().reset_dirs(
             remove_dirs=[path for path in remove_dirs if str(path) not in own],
             create_dirs=create_dirs,

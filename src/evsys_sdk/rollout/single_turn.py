@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from evsys_sdk.concurrency import within
 from evsys_sdk.data_types import HarborTask, task_messages
 from evsys_sdk.protocols import Renderer, Rollout, Turn
-from evsys_sdk.rollout.policy import SampleRetryPolicy, checked, sample, say
+from evsys_sdk.rollout.policy import SampleRetryPolicy, check_logprobs, sample, say
 from evsys_sdk.rollout.trial import STOPS, Grade, all_of
 from evsys_sdk.training_api import SampledSequence, SamplingClient, SamplingParams, derive_seed, text_of
 
@@ -43,7 +43,7 @@ async def roll_task(task: HarborTask, asked: SingleTurnSettings) -> list[Rollout
         raise
     except Exception as exc:
         return broken(task, say(exc), n, asked.clock() - started)
-    rollouts = await all_of([_graded(task, prompt, sequence, asked) for sequence in output.sequences[:n]])
+    rollouts = await all_of([_grade(task, prompt, sequence, asked) for sequence in output.sequences[:n]])
     error = f"the sampler returned fewer than the {n} completions asked for"
     rollouts += [Rollout(task_id=task.task_id, status="infra_error", error=error)] * (n - len(rollouts))
     seconds = asked.clock() - started
@@ -59,11 +59,11 @@ def broken(task: HarborTask, error: str, n: int, seconds: float = 0.0) -> list[R
     return [replace(one, metadata={"sample": index}) for index in range(n)]
 
 
-async def _graded(task: HarborTask, prompt: list[int], sequence: SampledSequence, asked: SingleTurnSettings) -> Rollout:
+async def _grade(task: HarborTask, prompt: list[int], sequence: SampledSequence, asked: SingleTurnSettings) -> Rollout:
     """The rollout of one completion, with the verifier's reward, or with its failure and none."""
     rollout = Rollout(task_id=task.task_id, metadata={"stop_reason": sequence.stop_reason})
     try:
-        checked(sequence)
+        check_logprobs(sequence)
         text = text_of(sequence.tokens, asked.renderer.tokenizer)
         turn = Turn(prompt_tokens=prompt, completion_tokens=sequence.tokens, logprobs=sequence.logprobs, text=text)
         rollout = replace(rollout, turns=[turn])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -110,6 +111,8 @@ def contents_sha256(root: Path, folders: Iterable[str | Path]) -> str:
 def read_task(path: str | Path, *, default_id: str | None = None) -> HarborTask:
     """The task in one directory; what its `task.toml` says of it is in the metadata."""
     folder = Path(path).absolute()
+    if (wrong := link_problem(folder)) is not None:
+        raise DataError(f"{folder}: {wrong}")
     config = _config(folder)
     described: dict[str, Any] = dict(config.get("metadata") or {})
     ours, row = described.pop("evsys", None), {}
@@ -142,6 +145,16 @@ def read_task(path: str | Path, *, default_id: str | None = None) -> HarborTask:
         raise DataError(f"{folder}: {exc}") from exc
     assert isinstance(task, HarborTask)
     return task
+
+
+def link_problem(folder: Path) -> str | None:
+    """Why the environment of the task in `folder` is not used: as a link it may lead to any folder of the machine,
+    such as that of keys, whose files would be copied to where the model works."""
+    # Not `resolve`, which raises where a link leads to itself.
+    place = os.path.realpath(folder / "environment")
+    if Path(place).is_relative_to(os.path.realpath(folder)):
+        return None
+    return f"environment is a link that leads out of the task's directory, to {place}; put the folder there"
 
 
 def name_problem(folder: Path) -> str | None:

@@ -15,7 +15,7 @@ from evsys_sdk import registry
 from evsys_sdk.config.project import search_folders
 from evsys_sdk.config.schema import DataConfig
 from evsys_sdk.config.yaml_io import source_of
-from evsys_sdk.data.rows import LoadedRows, load_rows
+from evsys_sdk.data.rows import LoadedRows, content_sha256, load_rows
 from evsys_sdk.data.workspace import Workspace
 from evsys_sdk.errors import FOREIGN, BackendError
 from evsys_sdk.protocols import DataStore, RunContext, RunResult
@@ -79,7 +79,9 @@ class RunAttempt:
             transforms=transforms,
             cache=self.plan.inputs.rows,
         )
-        self.record.add_data(place, loaded)
+        cache = self.plan.inputs.rows
+        content = content_sha256(loaded.rows) if cache is None else cache.content_of(data, loaded.rows)
+        self.record.add_data(place, loaded, content)
         return loaded
 
     def clean_up(self, what: str, act: Callable[[], None]) -> None:

@@ -115,7 +115,8 @@ class LoopHooks:
 
     def train_start(self, total_steps: int | None) -> None:
         total = None if total_steps is None else self.first_step + total_steps
-        self.total_steps = total
+        # A phase before this one may have chosen: the run ends with what is trained now.
+        self.total_steps, self.chosen = total, None
         self.journal.add("train_start", {"total_steps": total}, at=self.first_step, key=self.stage or "")
         self.callbacks.on_train_start(self.ctx, total)
 

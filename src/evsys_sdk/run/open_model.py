@@ -66,7 +66,7 @@ def find_target(ref: ModelRef) -> Target:
         home = find_run(named.run)
         weights = weights_at(home, named, "sampler")
         if ref.base_model is not None:
-            return _given(ref, ref.base_model, name=ref.name or ref.base_model, checkpoint=weights)
+            return _given_target(ref, ref.base_model, name=ref.name or ref.base_model, checkpoint=weights)
         if not (home / RUN_RESULT_FILE).is_file():
             raise EvsysError(
                 f"{ref.text}: the run has no {RUN_RESULT_FILE} yet; say which model these weights belong to, with "
@@ -77,11 +77,11 @@ def find_target(ref: ModelRef) -> Target:
     run_dir = run_dir_around(ref.text)
     if ref.base_model is not None:
         checkpoint = str(path.absolute()) if path.exists() else ref.text
-        return _given(ref, ref.base_model, name=ref.name or ref.base_model, checkpoint=checkpoint)
+        return _given_target(ref, ref.base_model, name=ref.name or ref.base_model, checkpoint=checkpoint)
     if run_dir is not None:
         return _from_run(ref, run_dir, None if run_dir == path.absolute() else str(path.absolute()))
     _refuse(ref, path)
-    return _given(ref, ref.text, name=ref.name or path.name, checkpoint=None)
+    return _given_target(ref, ref.text, name=ref.name or path.name, checkpoint=None)
 
 
 def find_weights(path: str, *, model: str, backend: str, params: dict[str, object]) -> Target:
@@ -123,7 +123,7 @@ def _refuse(ref: ModelRef, path: Path) -> None:
         raise EvsysError(f"{text}: there is nothing")
 
 
-def _given(ref: ModelRef, model: str, *, name: str, checkpoint: str | None) -> Target:
+def _given_target(ref: ModelRef, model: str, *, name: str, checkpoint: str | None) -> Target:
     backend = ref.backend or ("tinker" if (checkpoint or "").startswith(TINKER) else DEFAULT_BACKEND)
     return Target(name=name, model=model, backend=backend, backend_params=dict(ref.params), checkpoint=checkpoint)
 

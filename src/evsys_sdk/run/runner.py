@@ -133,6 +133,8 @@ def _train_and_score(attempt: RunAttempt, ctx: RunContext, stages: list[tuple[st
         finally:
             hooks.close()
         attempt.result = _merge(attempt, trained, name)
+        if hooks.chosen is not None:
+            attempt.result.chosen_steps[name or ""] = hooks.chosen
         if trained.status != "completed":
             break
         attempt.result.metrics.update(run_async(score_trained(attempt, hooks, trained, loaded.rows)))
@@ -210,6 +212,7 @@ def _merge(attempt: RunAttempt, trained: object, stage: str | None) -> RunResult
         error=trained.error,
         extras={**before.extras, **trained.extras},
         stopped_early=trained.stopped_early or before.stopped_early,
+        chosen_steps=before.chosen_steps,
     )
 
 

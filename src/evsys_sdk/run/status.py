@@ -103,7 +103,7 @@ def unscored_lines(runs: Iterable[RunResult]) -> list[str]:
     have no score."""
     found: dict[str, tuple[list[str], str]] = {}
     for run in runs:
-        last = {(one.split, one.name): one for one in run.evals if one.step != 0}
+        last = {(one.split, one.name): one for one in run.final_evals if one.step != 0}
         for one in last.values():
             if one.scores and all(0 < score.n_rollouts == score.n_errors for score in one.scores):
                 error = next((rollout.error for rollout in one.rollouts if rollout.error), one.scores[0].error or "")

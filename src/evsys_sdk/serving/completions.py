@@ -97,7 +97,7 @@ class CompletionReply:
         return {**names, "choices": choices}
 
     def _choice(self, index: int, completion: TextCompletion) -> JsonObject:
-        said = self._said(completion.sequence)
+        said = self._answer_tokens(completion.sequence)
         shown = [*completion.prompt, *said] if self.request.echo else said
         choice: JsonObject = {
             "index": index,
@@ -111,7 +111,7 @@ class CompletionReply:
             choice |= {"prompt_token_ids": completion.prompt, "token_ids": completion.sequence.tokens}
         return choice
 
-    def _said(self, sequence: SampledSequence) -> list[int]:
+    def _answer_tokens(self, sequence: SampledSequence) -> list[int]:
         """Without the token that ends the text."""
         ended = bool(sequence.tokens) and sequence.tokens[-1] == self.tokenizer.eos_token_id
         return sequence.tokens[:-1] if ended else sequence.tokens

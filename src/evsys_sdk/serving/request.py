@@ -341,23 +341,23 @@ def _lark(request: ChatRequest, schema: JsonObject | None, forced: list[JsonObje
 
 
 def _json(schema: JsonObject) -> str:
-    return "%json " + json.dumps({**_closed(schema), "x-guidance": JSON_OPTIONS})
+    return "%json " + json.dumps({**_close_objects(schema), "x-guidance": JSON_OPTIONS})
 
 
-def _closed(schema: Any) -> Any:
+def _close_objects(schema: Any) -> Any:
     """The schema, with objects that have the properties they name and no others.
 
     JSON Schema allows any more of them; a model that is asked for `{name, age}` is not asked to invent some. An object
     that is put together from parts, or that says what else it may have, is left as it is.
     """
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [_close_objects(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     mixed = bool(_MIXED & schema.keys())
-    parts = {key: value if key in _LEFT_ALONE else _closed(value) for key, value in schema.items()}
+    parts = {key: value if key in _LEFT_ALONE else _close_objects(value) for key, value in schema.items()}
     if isinstance(schema.get("properties"), dict):
-        parts["properties"] = {name: _closed(value) for name, value in schema["properties"].items()}
+        parts["properties"] = {name: _close_objects(value) for name, value in schema["properties"].items()}
         if not mixed:
             parts["additionalProperties"] = False
     return parts

@@ -56,12 +56,12 @@ class ArmScores:
     @cached_property
     def usable(self) -> dict[int, Values]:
         """Seeds with at least one value."""
-        return {seed: values for seed, values in self.seeds.items() if _present(values)}
+        return {seed: values for seed, values in self.seeds.items() if _tasks_present(values)}
 
     @cached_property
     def tasks(self) -> set[str]:
         """Tasks that every usable seed has a value for."""
-        return set.intersection(*map(_present, self.usable.values())) if self.usable else set()
+        return set.intersection(*map(_tasks_present, self.usable.values())) if self.usable else set()
 
     @property
     def dropped_tasks(self) -> int:
@@ -69,7 +69,7 @@ class ArmScores:
         return len({task for values in self.usable.values() for task in values}) - len(self.tasks)
 
 
-def _present(values: Values) -> set[str]:
+def _tasks_present(values: Values) -> set[str]:
     return {task for task, value in values.items() if abs(value) <= LARGEST}  # false for NaN too
 
 
@@ -103,7 +103,7 @@ def table_of(scores: ArmScores) -> ArmTable:
 
 def fixed_table(name: str, values: Values) -> ArmTable:
     """The same for one model that was not trained."""
-    return _table(name, [values], _present(values), fixed=True)
+    return _table(name, [values], _tasks_present(values), fixed=True)
 
 
 def _table(arm: str, rows: list[Values], tasks: set[str], *, fixed: bool = False) -> ArmTable:

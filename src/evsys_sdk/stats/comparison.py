@@ -127,7 +127,7 @@ def _stands_out(own: SeedSpread, pooled: SeedSpread) -> bool:
     return times > 2 and times > others * float(fdtri(own.degrees, rest, 1 - STANDS_OUT))
 
 
-def borrowed(own: SeedSpread | None, pooled: SeedSpread) -> SeedSpread:
+def borrow_spread(own: SeedSpread | None, pooled: SeedSpread) -> SeedSpread:
     """How all arms scatter, on the scale of this one: near 0 and 1 both noise and seeds move a share less."""
     if own is None or pooled.noise <= 0:
         return pooled
@@ -159,7 +159,7 @@ def difference(
     if recipes or any(spreads):
         parts = [_part(spread, len(values)) for spread, values in zip(spreads, (arm, other), strict=False) if spread]
         least = _least_variance(deltas) if unit else 0.0
-        found = _estimate(deltas, _joined(parts), least=least)
+        found = _estimate(deltas, _join_parts(parts), least=least)
         found = replace(found, is_seed_variance_unknown=not all(spreads))
         return replace(found, bounds=_possible(found, arm, other)) if unit else found
     if unit and _all_yes_or_no(arm, other):
@@ -190,7 +190,7 @@ def arm_mean(values: Array, pooled: SeedSpread | None = None) -> Estimate:
         return _over_runs([values], float(values.mean()))
     spread = seed_spread(values)
     if spread and pooled and borrows(spread, pooled):
-        spread = borrowed(spread, pooled)
+        spread = borrow_spread(spread, pooled)
     return _estimate(values.mean(axis=0), (_part(spread, len(values)),) if spread else ())
 
 
@@ -244,7 +244,7 @@ def _part(spread: SeedSpread, seeds: int) -> SeedVariance:
     return SeedVariance(scatter=spread.scatter / seeds, noise=spread.noise / seeds, degrees=spread.degrees)
 
 
-def _joined(parts: Sequence[SeedVariance]) -> tuple[SeedVariance, ...]:
+def _join_parts(parts: Sequence[SeedVariance]) -> tuple[SeedVariance, ...]:
     """The parts of two arms with the same number of seeds as one; other parts stay apart.
 
     Degrees of freedom are the mean of Welch's (1947) and of the fewest there can be, those of one arm. Welch's alone
@@ -271,7 +271,7 @@ def _over_runs(arms: list[Array], value: float) -> Estimate:
         SeedVariance(scatter=float(values.var(ddof=1)) / len(values), noise=0.0, degrees=len(values) - 1)
         for values in arms
     ]
-    return replace(bare, seeds=_joined(parts))
+    return replace(bare, seeds=_join_parts(parts))
 
 
 def _estimate(

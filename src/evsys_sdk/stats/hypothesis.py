@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from evsys_sdk.config.metadata import Hypothesis, Prediction, direction_word
 from evsys_sdk.constants import UNTRAINED
-from evsys_sdk.format import amount
+from evsys_sdk.format import amount, amount_unit
 from evsys_sdk.registry import Direction, better_direction
 from evsys_sdk.stats.verdict import Comparison, Verdict
 
@@ -85,7 +85,7 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
     prediction = _with_direction(hypothesis.prediction, verdict.mode)
     vs = prediction.vs or verdict.baseline_arm or UNTRAINED
     found, why_not = _comparison(prediction, vs, verdict)
-    outcome, why = _outcome(prediction, found, verdict.share) if found else ("inconclusive", why_not)
+    outcome, why = _outcome(prediction, found, verdict) if found else ("inconclusive", why_not)
     # A verdict has each pair once, perhaps the other way round: then signs flip and the ends of the interval swap.
     turned = found is not None and found.arm != prediction.arm
     low, high = (found.low, found.high) if found else (None, None)
@@ -95,9 +95,9 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
         outcome=outcome,
         vs=vs,
         direction=prediction.direction or "",
-        difference=_negated(difference) if turned else difference,
-        low=_negated(high) if turned else low,
-        high=_negated(low) if turned else high,
+        difference=_negate(difference) if turned else difference,
+        low=_negate(high) if turned else low,
+        high=_negate(low) if turned else high,
         n_tasks=found.n_tasks if found else 0,
         brier=_brier(hypothesis.confidence, outcome),
     )
@@ -143,19 +143,20 @@ def _comparison(prediction: Prediction, vs: str, verdict: Verdict) -> tuple[Comp
     return found, "" if found else f"{prediction.arm} and {vs} were not compared"
 
 
-def _outcome(prediction: Prediction, found: Comparison, share: bool) -> tuple[Outcome, str]:
+def _outcome(prediction: Prediction, found: Comparison, verdict: Verdict) -> tuple[Outcome, str]:
     """`supported`, `+50.0 points (95 % CI +27.5 to +66.2), the whole interval above 0`."""
     if found.low is None or found.high is None or found.difference is None:
         return "inconclusive", found.why
     turned = found.arm != prediction.arm
     low, high = (-found.high, -found.low) if turned else (found.low, found.high)
     difference = -found.difference if turned else found.difference
-    unit = " points" if share else ""
-    measured, *ends = (amount(value, share=share, signed=True) for value in (difference, low, high))
+    share, unit = verdict.share, amount_unit(share=verdict.share, unit=verdict.unit)
+    measured, *ends = (amount(value, share=share, unit=verdict.unit, signed=True) for value in (difference, low, high))
     told = f"measured {measured}{unit} (95 % CI {ends[0]} to {ends[1]})"
     up = prediction.direction == "higher"
     bound = prediction.at_least if up else -prediction.at_least
-    goal = f"{'above' if up else 'below'} {f'{amount(bound, share=share, signed=True)}{unit}' if bound else 0}"
+    limit = f"{amount(bound, share=share, unit=verdict.unit, signed=True)}{unit}" if bound else "0"
+    goal = f"{'above' if up else 'below'} {limit}"
     if (low > bound) if up else (high < bound):
         return "supported", f"{told}, the whole interval {goal}"
     if (high < bound) if up else (low > bound):
@@ -163,7 +164,7 @@ def _outcome(prediction: Prediction, found: Comparison, share: bool) -> tuple[Ou
     return "inconclusive", f"{told}, which leaves open whether it is {goal}"
 
 
-def _negated(value: float | None) -> float | None:
+def _negate(value: float | None) -> float | None:
     return None if value is None else -value
 
 

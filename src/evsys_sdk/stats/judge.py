@@ -16,7 +16,7 @@ from typing import get_args
 
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.errors import FOREIGN, EvsysError, not_known
-from evsys_sdk.format import count, shown
+from evsys_sdk.format import count, name_list, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.stats.arm_scores import ArmScores, ArmTable, Values, fixed_table, shared_tasks, table_of
 from evsys_sdk.stats.comparison import arm_interval, arm_mean, chance_of, seed_spread
@@ -27,8 +27,6 @@ from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Mode, Verdict, Word
 
 ALPHA = 0.05
 """The conventional level of a test; intervals are 95 %."""
-MOST_NAMED = 3
-"""Arms that a note names; a choice of layout."""
 NO_SHARED_TASK = "the two share no task"
 ONLY_TASKS = "the interval covers the tasks, not training variance"
 NO_SCATTER = "training variance was not measured, so this number has no interval"
@@ -83,6 +81,7 @@ def judge_arms(
     clustered_by: str = "",
     per_run: bool = False,
     started_from: str = UNTRAINED,
+    unit: str = "",
 ) -> Verdict:
     """Compare every arm with the baseline arm (the first, unless named) and with the untrained model.
 
@@ -137,7 +136,7 @@ def judge_arms(
     if is_disjoint:
         best, why = None, "the arms share no task and cannot be compared"
     elif constant is not None and len(tables) > 1:
-        best, why = None, f"every arm {constant_text(constant, verdicts, per_run=per_run)}"
+        best, why = None, f"every arm {constant_text(constant, verdicts, per_run=per_run, unit=unit)}"
     else:
         best, why = _best(verdicts, ranked, baseline, pairs)
     winner = None if is_disjoint else winner_of(verdicts, tables, ranked, rules, best, pairs)
@@ -159,6 +158,7 @@ def judge_arms(
         others=[_compare([(tables[p[0]], against[p])], rules)[0] for p in dict.fromkeys(also) if p in against],
         pairs=[_without_plan(found, verdicts) for found in pairs],
         share=rules.unit,
+        unit=unit,
         constant=constant,
         looks=looks,
         n_clusters=n_clusters,
@@ -380,7 +380,7 @@ def _best(
         return baseline, None
     apart = [arm.arm for arm in verdicts if arm.vs_baseline and arm.vs_baseline.difference is None]
     shares = "shares" if len(apart) == 1 else "share"
-    return None, "no arm beats the baseline" + (f" ({_names(apart)} {shares} no task with it)" if apart else "")
+    return None, "no arm beats the baseline" + (f" ({name_list(apart)} {shares} no task with it)" if apart else "")
 
 
 def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clustered_by: str) -> list[str]:
@@ -407,14 +407,14 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
     if single and len(single) == len(scored):
         notes.append(one_seed_note(scored, per_run=rules.per_run))
     elif single and rules.per_run:
-        notes.append(f"{_names(single)}: one seed, which has no interval and is compared with nothing")
+        notes.append(f"{name_list(single)}: one seed, which has no interval and is compared with nothing")
     elif single:
         told = f"{ONLY_TASKS}, and comparisons with it stay undecided until it has more seeds"
-        notes.append(f"{_names(single)}: one seed; {told}")
+        notes.append(f"{name_list(single)}: one seed; {told}")
     for arm in scored:
         found, seeds = arm.vs_baseline, seed_spread(rules.columns(tables[arm.arm]))
         if seeds and chance_of(seeds) < BY_CHANCE:
-            means = ", ".join(f"{seed}: {shown(mean)}" for seed, mean in arm.seed_means.items())
+            means = ", ".join(f"{seed}: {shown(mean, unit=verdict.unit)}" for seed, mean in arm.seed_means.items())
             notes.append(f"{arm.arm}: its seeds differ by more than noise explains ({means}); its mean rests on them")
         if arm.failed_seeds:  # `seeds 43, 44 without a score (killed) are left out`
             failed, reasons = ", ".join(map(str, arm.failed_seeds)), "; ".join(dict.fromkeys(arm.failed_seeds.values()))
@@ -433,15 +433,11 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
     return notes
 
 
-def _names(arms: Sequence[str]) -> str:
-    return ", ".join(arms[:MOST_NAMED]) + (f" and {len(arms) - MOST_NAMED} more" * (len(arms) > MOST_NAMED))
-
-
-def constant_text(value: float, arms: Sequence[ArmVerdict], *, per_run: bool) -> str:
+def constant_text(value: float, arms: Sequence[ArmVerdict], *, per_run: bool, unit: str = "") -> str:
     """`scored 0.500 on every task`, `has 0.001 in every run`; `has 0.001` where no arm has a second run."""
     if not per_run:
-        return f"scored {shown(value)} on every task"
-    return f"has {shown(value)}{' in every run' if any(arm.n_seeds > 1 for arm in arms) else ''}"
+        return f"scored {shown(value, unit=unit)} on every task"
+    return f"has {shown(value, unit=unit)}{' in every run' if any(arm.n_seeds > 1 for arm in arms) else ''}"
 
 
 def one_seed_note(scored: Sequence[ArmVerdict], *, per_run: bool) -> str:

@@ -54,7 +54,7 @@ def more_of_both(question: PowerQuestion, seeds: int) -> tuple[int, int] | None:
 def is_settled(question: PowerQuestion, *, tasks: int | None = None, times: float = 1.0) -> bool:
     """True when so many tasks and so many times the seeds would very likely do."""
     found = question.estimate
-    plan = planned(found, tasks or found.n_tasks, times)
+    plan = expected_estimate(found, tasks or found.n_tasks, times)
     if plan.error is None:
         return False
     gap, spare = abs(found.value), question.margin - abs(found.value)
@@ -67,7 +67,7 @@ def is_settled(question: PowerQuestion, *, tasks: int | None = None, times: floa
     )
 
 
-def planned(found: Estimate, tasks: int, times: float) -> Estimate:
+def expected_estimate(found: Estimate, tasks: int, times: float) -> Estimate:
     """The estimate to expect with other numbers of tasks and seeds than its own."""
     over_tasks = found.n_tasks / tasks
     share = over_tasks / times

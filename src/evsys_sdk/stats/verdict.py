@@ -134,6 +134,8 @@ class Verdict:
     """Every pair of scored arms, the higher first, where the baseline arm has no score; Holm-corrected together."""
     share: bool = False
     """All values lie between 0 and 1 and are shares, so differences are told in points."""
+    unit: str = ""
+    """Of all values, where the metric has one: `s`, `USD`, `tokens`."""
     constant: float | None = None
     """The one value that every scored arm has on every task, where there is one: nothing to compare."""
     looks: int = 1

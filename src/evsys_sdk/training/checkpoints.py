@@ -130,16 +130,16 @@ class CheckpointManifest:
         return [
             found
             for found in reversed(self.checkpoints)
-            if found.complete and found.is_there and all(path.exists() for path in self._needed(found.progress))
+            if found.complete and found.is_there and all(path.exists() for path in self._needed_files(found.progress))
         ]
 
-    def _needed(self, progress: Any) -> Iterator[Path]:
+    def _needed_files(self, progress: Any) -> Iterator[Path]:
         """Files of the run that the algorithm wants back with a checkpoint, such as weights that were rolling out."""
         if isinstance(progress, str) and progress.startswith(f"{self.run_dir}/"):
             yield Path(progress)
         inner = progress.values() if isinstance(progress, dict) else progress if isinstance(progress, list) else ()
         for value in inner:
-            yield from self._needed(value)
+            yield from self._needed_files(value)
 
     def last_complete(self) -> Checkpoint | None:
         """The newest checkpoint that can be trusted."""

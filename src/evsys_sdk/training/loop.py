@@ -43,22 +43,35 @@ def learning_metrics(
     batch: TrainingBatch, outputs: list[ForwardBackwardOutput], optim: OptimStepOutput, adam: AdamParams
 ) -> dict[str, float]:
     """Loss, rate and what the backend measured."""
-    metrics = merged([output.metrics for output in outputs]) | optim.metrics
+    # Calls may differ in size: the last one of a batch takes what is left.
+    metrics = merge_metrics([output.metrics for output in outputs], [len(output.logprobs) for output in outputs])
+    metrics |= optim.metrics
     metrics["lr"] = adam.learning_rate
     if outputs:
         metrics["loss"] = metrics["loss:sum"] / (batch.loss_scale or _weight(batch) or len(outputs))
     return metrics
 
 
-def merged(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of several calls as one: names that end in `:sum` add up, the others are averaged."""
-    together: dict[str, list[float]] = {}
-    for part in parts:
+def merge_metrics(parts: list[dict[str, float]], sizes: list[int]) -> dict[str, float]:
+    """Metrics of several calls as one: names that end in `:sum` add up, the others are averaged over the calls' data,
+    of which `sizes` has the numbers."""
+    together: dict[str, list[tuple[float, int]]] = {}
+    for part, size in zip(parts, sizes, strict=True):
         for key, value in part.items():
-            together.setdefault(key, []).append(value)
-    # The suffix is Tinker's: a server names in it how the metrics of several calls are to be merged. The mean is over
-    # calls, not over data: it is exact only where the calls have the same size.
-    return {key: sum(values) if key.endswith(":sum") else sum(values) / len(values) for key, values in together.items()}
+            together.setdefault(key, []).append((value, size))
+    # The suffix is Tinker's: a server names in it how the metrics of several calls are to be merged.
+    return {
+        key: sum(value for value, _ in values) if key.endswith(":sum") else _mean(values)
+        for key, values in together.items()
+    }
+
+
+def _mean(values: list[tuple[float, int]]) -> float:
+    """The mean of values with their weights; of calls that do not say how much data they had, the plain one."""
+    total = sum(size for _, size in values)
+    if not total:
+        return sum(value for value, _ in values) / len(values)
+    return sum(value * size for value, size in values) / total
 
 
 def _weight(batch: TrainingBatch) -> float:
@@ -235,7 +248,7 @@ class TrainingLoop:
         self._choose()
         return result
 
-    def _recorded(self) -> list[Checkpoint]:
+    def _recorded_checkpoints(self) -> list[Checkpoint]:
         """The whole checkpoints, the newest first, whose earlier steps the record has. A checkpoint brings its own step
         with it; the steps before it are only in the record, which a crash of the machine can have cut short."""
         whole = self.manifest.whole()
@@ -316,7 +329,7 @@ class TrainingLoop:
 
     async def _load_last(self) -> Checkpoint | None:
         """The newest checkpoint that the backend can load, loaded."""
-        for found in self._recorded():
+        for found in self._recorded_checkpoints():
             try:
                 await self.client.load_state(found.state, optimizer=True)
                 return found

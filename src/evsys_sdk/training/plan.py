@@ -6,13 +6,13 @@ checkpoints are decided here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from evsys_sdk.config.base import Params
+from evsys_sdk.config.base import JsonDict, Params
 from evsys_sdk.registry import better_direction
 from evsys_sdk.score_names import names_split
 from evsys_sdk.training.batch import ScheduleName, learning_rate, warmup_length
@@ -59,6 +59,8 @@ class LoopPlan:
 class LoopParams(Params):
     """Settings of every algorithm that trains in steps."""
 
+    not_scored = frozenset(["save_every", "save_at_fractions"])
+
     learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
     """Of the optimiser, at its highest."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -96,6 +98,13 @@ class LoopParams(Params):
     that are best by it."""
     best_mode: Literal["max", "min"] | None = None
     """Whether more or less of `best_by` is better; by default as the metric itself says."""
+
+    @classmethod
+    def scored_settings(cls, params: Mapping[str, Any]) -> JsonDict:
+        settings = super().scored_settings(params)
+        if settings["max_steps"] is not None:
+            del settings["num_epochs"]  # `max_steps` wins over it
+        return settings
 
     @field_validator("best_by")
     @classmethod

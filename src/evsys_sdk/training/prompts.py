@@ -65,7 +65,7 @@ def read_tasks(rows: Any, algorithm: str) -> list[Prompt]:
     for task in tasks:
         if isinstance(task.verifier, InProcessVerifier):
             verifiers.get(task.verifier.fn_name)  # better now than as an error of every rollout
-    return _distinct(Prompt(task=task, answer=_expected(task)) for task in tasks)
+    return _distinct(Prompt(task=task, answer=_expected_answer(task)) for task in tasks)
 
 
 def read_prompts(rows: Any, algorithm: str) -> list[Prompt]:
@@ -84,7 +84,7 @@ def read_prompts(rows: Any, algorithm: str) -> list[Prompt]:
 def prompt_of(row: TypedRow, index: int) -> Prompt:
     """One row as a prompt; `index` names it where it has no id."""
     if isinstance(row, HarborTask):
-        return Prompt(task=row, answer=row.metadata.get("demonstration") or _expected(row))
+        return Prompt(task=row, answer=row.metadata.get("demonstration") or _expected_answer(row))
     messages: Messages
     if isinstance(row, ChatMessagesRow):
         messages, answer = row.messages, row.target_assistant
@@ -110,7 +110,7 @@ def prompt_of(row: TypedRow, index: int) -> Prompt:
     return Prompt(task=task, answer=answer, judged=answer is not None)
 
 
-def _expected(task: HarborTask) -> str | None:
+def _expected_answer(task: HarborTask) -> str | None:
     expected = task.verifier.expected if isinstance(task.verifier, InProcessVerifier) else None
     return expected if isinstance(expected, str) else None
 

@@ -228,7 +228,7 @@ class CookbookRenderer(ChatRenderer):
     def __init__(self, name: str, tokenizer: Tokenizer, where: str = WHERE):
         super().__init__(tokenizer)
         self.name, self.where = name, where
-        renderers = _known(name, where)
+        renderers = _known_renderer(name, where)
         if not hasattr(tokenizer, "inner"):
             raise BackendError(f"{where}: a Hugging Face tokenizer is needed, and this backend has none; leave it out")
         with error_boundary(BackendError, f"{where}: {name!r} with this model's tokenizer"):
@@ -253,13 +253,13 @@ class CookbookRenderer(ChatRenderer):
 def renderer_problem(name: str, where: str = WHERE) -> str | None:
     """Why there is no renderer of that name, or None."""
     try:
-        _known(name, where)
+        _known_renderer(name, where)
     except EvsysError as exc:
         return str(exc)
     return None
 
 
-def _known(name: str, where: str) -> Any:
+def _known_renderer(name: str, where: str) -> Any:
     """The cookbook's renderers, if `name` is one of them."""
     try:
         renderers = need("tinker_cookbook.renderers", extra="tinker")

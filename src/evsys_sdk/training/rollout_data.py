@@ -167,7 +167,7 @@ def soft_target_datum(turn: Turn, targets: Sequence[TopK | None], k: int) -> Dat
     The targets' probabilities are made to add up to 1 again, since the tail beyond `k` is not known.
     """
     before: list[TopK] = [()] * (len(turn.prompt_tokens) - 1)
-    rows = [_normalised(row or (), k) for row in (*before, *targets)]
+    rows = [_normalise(row or (), k) for row in (*before, *targets)]
     shape = (len(rows), k)
     inputs = {
         "target_tokens": TensorData(array("q", [token for row in rows for token, _ in row]), "int64", shape),
@@ -177,7 +177,7 @@ def soft_target_datum(turn: Turn, targets: Sequence[TopK | None], k: int) -> Dat
     return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
 
 
-def _normalised(row: TopK, k: int) -> list[tuple[int, float]]:
+def _normalise(row: TopK, k: int) -> list[tuple[int, float]]:
     """Exactly `k` pairs of token and probability, which add up to 1; an empty row has weight 0 throughout."""
     best = row[:k]
     total = math.fsum(math.exp(logprob) for _, logprob in best)
@@ -187,7 +187,7 @@ def _normalised(row: TopK, k: int) -> list[tuple[int, float]]:
 
 def entropy_of(row: TopK) -> float:
     """Of the distribution over these tokens alone, in nats."""
-    return -math.fsum(share * math.log(share) for _, share in _normalised(row, len(row)) if share > 0)
+    return -math.fsum(share * math.log(share) for _, share in _normalise(row, len(row)) if share > 0)
 
 
 def rollout_metrics(groups: Sequence[Group], gated: Gated) -> dict[str, float]:

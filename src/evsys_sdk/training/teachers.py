@@ -23,33 +23,39 @@ class AveragingService(TrainingService, Protocol):
 
 class MovingAverage:
     """A teacher that follows the student slowly: at each step it keeps `decay` of itself and takes the rest from the
-    student. Weights that it has left behind are deleted, unless a checkpoint speaks of them."""
+    student. Weights that it has left behind are deleted, unless one of the last two checkpoints names them: an earlier
+    checkpoint is then no longer whole, and the newest may have lost its place in the journal."""
 
     def __init__(self, service: AveragingService, *, start: str, decay: float):
         self.service, self.decay = service, decay
         self.path = start
         """The weights that teach now."""
-        self.kept = {start}
-        """What must not be deleted: the start, and the teachers of checkpoints."""
+        self.start = start
+        self.noted: list[str] = []
+        """The teachers of the last two checkpoints."""
+        self.idle: set[str] = set()
+        """Weights that taught before."""
 
     async def follow(self, student: str, step: int) -> str:
         """The weights that teach in `step`, given the student's before it."""
         before, shares = self.path, [self.decay, 1 - self.decay]
         # Named by the step whose weights went in, so that a resumed run makes the same name again.
         self.path = await self.service.average_weights([before, student], shares, f"teacher-{step - 1:06d}")
-        if before not in self.kept:
-            await discard_weights(self.service, before)
+        self.idle.add(before)
+        for path in sorted(self.idle - {self.path, self.start, *self.noted}):
+            self.idle.discard(path)
+            await discard_weights(self.service, path)
         return self.path
 
     def progress(self) -> str:
         """Which weights teach now; the checkpoint that keeps this needs them."""
-        self.kept.add(self.path)
+        self.noted = [path for path in (*self.noted, self.path) if path != self.path][-1:] + [self.path]
         return self.path
 
     def restore(self, path: str) -> None:
         """Go on with the teacher that `progress` told of."""
         self.path = path
-        self.kept.add(path)
+        self.noted = [path]
 
 
 async def logprobs_of(sampler: SamplingClient, turns: Sequence[Turn]) -> list[list[float]]:

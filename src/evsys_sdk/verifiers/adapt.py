@@ -106,7 +106,7 @@ class AdaptedVerifier:
         self, model_output: str, expected: object, params: Params, *, prompt: object = None, task_id: str | None = None
     ) -> VerificationResult:
         """The reward, with what the verifier had to say about it. `prompt` reaches the class form only."""
-        whose = self._checked(params, task_id)
+        whose = self._check_params(params, task_id)
         with _verifier_boundary(whose):
             verdict = self.call(model_output, expected, params, prompt)
             if inspect.isawaitable(verdict):  # plain code has to wait; a rollout engine uses `ajudge`
@@ -123,7 +123,7 @@ class AdaptedVerifier:
     ) -> VerificationResult:
         """The reward, for code that must not wait: other rollouts proceed while an async verifier waits for a server,
         or a plain one of the project works on its thread. Cancel it, or use `judge_within`, to limit the time."""
-        whose = self._checked(params, task_id)
+        whose = self._check_params(params, task_id)
         with _verifier_boundary(whose):
             # One of ours may ask to be run beside the event loop for this task.
             may_be_slow = getattr(self.target, "may_be_slow", None)
@@ -152,7 +152,7 @@ class AdaptedVerifier:
         except TimeoutError:
             raise VerifierFailed(f"verifier {self.label!r} took longer than {seconds:g} seconds") from None
 
-    def _checked(self, params: Params, task_id: str | None) -> str:
+    def _check_params(self, params: Params, task_id: str | None) -> str:
         """Whose failure it will be, once the params are known to fit."""
         whose = f"verifier {self.label!r}" + (f" on task {task_id!r}" if task_id is not None else "")
         wrong = self.problem(params)

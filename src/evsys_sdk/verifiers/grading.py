@@ -7,13 +7,15 @@ broke. Only here the three plans of a task (`in_process`, `llm_judge`, `e2b`) be
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evsys_sdk.answers import answer_in, parsed_json, wanted_answer
 from evsys_sdk.config.base import JsonDict
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier, VerifierPayload
-from evsys_sdk.errors import READABLE, VerifierFailed
+from evsys_sdk.errors import READABLE, VerifierFailed, shorten
+from evsys_sdk.patterns import matches_nothing
 from evsys_sdk.protocols import VerificationResult
 from evsys_sdk.registry import verifiers
 from evsys_sdk.verifiers.adapt import AdaptedVerifier
@@ -57,6 +59,12 @@ def plan_of(verifier: VerifierPayload) -> Plan:
     return Plan(name=verifier.kind, expected=None, params={name: getattr(verifier, name) for name in names})
 
 
+def verifier_names(plan: Plan) -> set[str]:
+    """The verifiers that a plan names: its own, and the parts of `weighted`."""
+    parts = plan.params.get("parts") if plan.name == "weighted" else None
+    return {plan.name, *(str(part.get("fn_name")) for part in parts or [] if isinstance(part, dict))}
+
+
 def grading_problem(task: HarborTask) -> str | None:
     """Why this task could not be graded here, or None: an unknown verifier, wrong params, no sandbox, no judge."""
     plan = plan_of(task.verifier)
@@ -72,14 +80,17 @@ def missing_for(plan: Plan) -> str | None:
         return str(exc)
 
 
+_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\u200b\u200c\u200d\u2060\ufeff"
+"""White space, and characters that are not seen at all."""
 COMPARING = ("exact_match", "contains", "regex_match", "json_match", "numeric_match", "tool_calls_match")
 """The built-in verifiers that compare with what is expected. They refuse a task of which that makes no sense whatever
 the completion is, so that they can be asked beforehand."""
 
 
 def never_grades(plan: Plan) -> str | None:
-    """Why a built-in verifier can grade no completion of this task, or none as right: a pattern that does not compile,
-    an `expected` that is missing, empty or NaN. None for a project's own verifiers, which are not called for a look."""
+    """Why a built-in verifier can grade no completion of this task, or none as right: a pattern that does not compile
+    or that no text matches, an `expected` that is missing, empty or NaN. None for a project's own verifiers, which are
+    not called for a look."""
     if plan.name == "weighted":
         parts = plan.params.get("parts")
         for part in parts if isinstance(parts, list) else []:
@@ -96,6 +107,12 @@ def never_grades(plan: Plan) -> str | None:
             return f"verifier {plan.name!r}: `expected` holds NaN, which equals nothing, so no answer can pass"
         if _is_blank(plan.expected, plan.name) and not (plan.name == "regex_match" and plan.params.get("pattern")):
             return f"verifier {plan.name!r}: `expected` is empty, so no answer can pass"
+    if plan.name in ("regex_match", "format_only"):
+        pattern = plan.params.get("pattern") or (plan.expected if plan.name == "regex_match" else None)
+        if isinstance(pattern, str) and matches_nothing(pattern, re.DOTALL):
+            return (
+                f"verifier {plan.name!r}: no text matches the pattern {shorten(pattern, 60)!r}, so no answer can pass"
+            )
     try:
         adapted.judge("", plan.expected, plan.params)
     except VerifierFailed as exc:
@@ -116,14 +133,18 @@ def _is_blank(value: object, verifier: str) -> bool:
     no item. An empty list of calls, say, is an answer."""
     if verifier == "exact_match":
         value = wanted_answer(value)
+        if isinstance(value, dict) and not any(item is not None for item in value.values()):
+            return True  # `{answer: null}`: no answer is in it
     if isinstance(value, list):
         return bool(value) and all(_is_blank(item, verifier) for item in value)
     if isinstance(value, str):
         if verifier == "exact_match":
             value = answer_in(value)
-        elif verifier == "json_match" and isinstance(parsed := parsed_json(value), str):
-            value = parsed
-        return not value.strip()
+        elif verifier == "json_match":
+            # A model's answer is taken out of its tags first, so a text in which they are empty equals none.
+            parsed = parsed_json(value)
+            value = parsed if isinstance(parsed, str) else value if parsed is not None else answer_in(value)
+        return not value.strip(_BLANK)
     return False
 
 

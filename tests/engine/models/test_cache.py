@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evsys_engine.models import ModelError, find_model, list_models
-from evsys_engine.models.cache import cache_folder, make_ready, read_ready, require_space, unfinished
+from evsys_engine.models.cache import cache_folder, make_ready, read_ready, require_space, unfinished_folders
 
 FACTS = {"recipe": "r1", "name": "m", "sha256": ""}
 CHILD = """
@@ -59,7 +59,7 @@ def test_a_killed_process_leaves_nothing_that_is_trusted(place, kind, write_gguf
     assert [model.state for model in list_models(cache) if model.source == kind and model.disk_bytes] == ["unfinished"]
     folder = find_model(name, cache=cache).path
     assert read_ready(folder) and (folder / "model.safetensors").stat().st_size > 100_000
-    assert unfinished(cache) == [], "the leftovers are cleared"
+    assert unfinished_folders(cache) == [], "the leftovers are cleared"
 
 
 def test_what_is_ready_is_not_made_again(tmp_path):

@@ -38,7 +38,7 @@ def reference(model, tokens):
 
 def decoder_for(kind, model, lora=None, full=None):
     weights = MergedWeights(model, lora, full)
-    return LlamaDecoder(model, weights) if kind in FAMILY else ModelDecoder(model, weights.touched())
+    return LlamaDecoder(model, weights) if kind in FAMILY else ModelDecoder(model, weights.changed_parameters())
 
 
 def assert_same(ours, theirs):

@@ -61,6 +61,17 @@ def test_the_first_loss_is_that_of_a_coin_since_the_start_is_the_reference(tmp_p
     assert ctx.log_store.curve("loss") == [pytest.approx(math.log(2), abs=1e-5)], "also where a stage starts"
 
 
+def test_the_margin_of_a_step_in_several_calls_is_the_mean_over_its_pairs(tmp_path):
+    """Five pairs in two calls of different sizes, as in one call of five."""
+    curves = []
+    for number, settings in enumerate(({"batch_size": 5}, {"batch_size": 3, "grad_accumulation": 2})):
+        ctx = training_context(tmp_path / str(number), _rows())
+        DPO(max_steps=6, learning_rate=2e-4, **settings).train(ctx)
+        curves.append({name: ctx.log_store.curve(name) for name in ("margin", "accuracy", "reward/chosen", "loss")})
+    for name, curve in curves[0].items():
+        assert curves[1][name] == pytest.approx(curve, abs=1e-4), name
+
+
 def test_beta_says_how_far_a_margin_counts(tmp_path):
     margins = {}
     for beta in (0.1, 1.0):

@@ -158,9 +158,9 @@ def test_export_writes_the_weights_of_a_run_or_of_one_of_its_checkpoints(trained
     [
         (
             ["outputs/first@step-9", "--to", "peft"],
-            ["'step-9' is not a checkpoint of this run", "final, step-1, step-2"],
+            ["'step-9' is not a checkpoint of this run", "final, latest, step-1, step-2"],
         ),
-        (["exp", "--to", "peft"], ["exp"]),
+        (["nothing", "--to", "peft"], ["nothing"]),
         (["tiny-random", "--to", "peft"], ["untrained model has no adapter", "--to merged"]),
     ],
 )

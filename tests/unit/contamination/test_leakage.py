@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evsys_sdk.contamination.audit import audit_rows, plain, spread
+from evsys_sdk.contamination.audit import audit_rows, plain, sample_evenly
 from evsys_sdk.contamination.index import MAX_VARIANTS
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 
@@ -304,6 +304,6 @@ def test_a_task_counts_once_as_its_closest_copy():
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 1000])
 def test_a_sample_is_spread_from_beginning_to_end(count):
     rows = [{"n": number} for number in range(count)]
-    for kept in (spread(rows, 10), spread(iter(rows), 10)):
+    for kept in (sample_evenly(rows, 10), sample_evenly(iter(rows), 10)):
         assert len(kept) <= 10 and kept == sorted(kept, key=lambda row: row["n"])
         assert not rows or (kept[0]["n"] == 0 and kept[-1]["n"] >= (count - 1) * 0.7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import codecs
 import html
+import json
 from urllib.parse import quote
 
 import pytest
@@ -160,6 +161,41 @@ def test_most_of_a_text_in_rot13_is_found():
 )
 def test_metadata_and_tool_descriptions_are_looked_at(row):
     assert kinds(row)
+
+
+def says(**keys):
+    return {"messages": [{"role": "user", "content": "go on"}, {"role": "assistant", "content": "done", **keys}]}
+
+
+def calls(arguments):
+    return says(tool_calls=[{"id": "1", "type": "function", "function": {"name": "ask", "arguments": arguments}}])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        says(reasoning_content=f"I remember it. {LONG} So the answer is 7."),
+        says(thinking=LONG),
+        says(reasoning=[{"type": "summary", "text": LONG}]),
+        says(refusal=LONG),
+        says(reasoning_details=[{"data": {"text": LONG}}]),
+        says(function_call={"name": "ask", "arguments": json.dumps({"question": LONG})}),
+        says(content=[{"type": "thinking", "thinking": LONG}, {"type": "text", "text": "7"}]),
+        says(content=[{"type": "tool_use", "name": "ask", "input": {"questions": [LONG]}}]),
+        says(content=[{"type": "tool_result", "content": [{"type": "text", "text": LONG}]}]),
+        calls({"questions": [{"text": LONG}]}),
+        calls(json.dumps({"question": LONG.replace(";", ";\n")}, ensure_ascii=True)),
+        calls(json.dumps(["x", {"deep": [LONG]}])),
+        {"prompt": [{"role": "user", "content": "go", "thinking": LONG}], "completion": "done"},
+        {**says(), "reasoning_content": LONG},
+    ],
+)
+def test_what_a_message_says_beside_its_content_is_looked_at(row):
+    assert sum(kinds(row).values()) == 1
+
+
+def test_short_texts_beside_the_content_are_no_copy():
+    assert kinds(says(name="capital", refusal="Name the capital", thinking=SHORT[:15]), SHORT) == {}
 
 
 def test_tools_that_all_rows_share_are_a_shared_prompt_and_no_leak():

@@ -190,6 +190,26 @@ def test_the_predictions_form_gets_each_rollout_beside_its_tasks_target():
     assert seen == {"predictions": ["x", "y", "z", "w"], "targets": [1, 1, 2, 2]}
 
 
+def test_answers_are_taken_out_of_their_tags_in_targets_as_in_predictions():
+    class Same:
+        def compute(self, *, predictions, targets):
+            return sum(p == t for p, t in zip(predictions, targets, strict=True)) / len(targets)
+
+    said = "so it is <answer> 4 </answer>"
+    pairs = [(said, said), ("4", said), (said, "4"), ("<answer>5</answer>", said)]
+    assert as_metric(Same)(answers(*pairs)) == 0.75
+    seen = []
+
+    class Keep:
+        def compute(self, *, predictions, targets):
+            seen.extend(targets)
+            return 0.0
+
+    nested = {"answer": "<answer>a</answer>", "n": 3}
+    as_metric(Keep)(answers(("a", ["<answer>a</answer>", "b"]), ("a", nested), ("a", None)))
+    assert seen == [["a", "b"], {"answer": "a", "n": 3}, None]
+
+
 def test_exact_match_compares_answers_with_targets():
     tasks = answers(("<answer>A</answer>", "A"), ("B", {"tool_slug": "B", "toolkit": "t"}), ("C", "D"), ("", "E"))
     assert value("exact_match", tasks) == 0.5

@@ -27,6 +27,7 @@ from evsys_sdk.experiment.remote import (
     RpcServer,
     Stub,
     execute_remote,
+    sendable,
 )
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.layout import open_run_dir
@@ -309,3 +310,9 @@ def test_what_callbacks_log_by_name_reaches_the_run_and_a_misspelt_call_is_their
     update = ContextUpdate(stage=None, start_from=None, resume=False, replaying=False, extras={})
     reply = RpcServer(plan).handle(RpcCall(run_id="e/r", what="callbacks.on_run_start", args=(update,), number=1))
     assert sent(reply).value == [("log_scalar", (), {"name": "a", "value": 1.0, "step": 2})]
+
+
+def test_a_locked_run_directory_is_known_as_one_in_the_other_process():
+    told = sent(sendable(RunLocked("run directory x is in use")))
+    assert type(told) is RunLocked and str(told) == "run directory x is in use"
+    assert type(sent(sendable(ValueError("odd")))) is EvsysError

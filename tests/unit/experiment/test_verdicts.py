@@ -45,6 +45,15 @@ def test_an_arm_is_best_when_it_is_better_than_the_baseline_task_by_task():
     assert up["vs_baseline"]["low"] > 0.3 and "Best arm by val.pass@1: up" in found.lines[0]
 
 
+def test_of_two_steps_with_one_mean_the_tasks_of_the_chosen_one_are_judged():
+    chosen, later = [1, 0] * 50, [0, 1] * 50
+    run = replace(_run(_eval(chosen, step=4), _eval(later, step=8)), chosen_steps={"": 4})
+    found = _judged({"base": [_run(_eval(chosen))], "best": [run]})
+    assert found.verdict is not None and found.verdict.arms[1].vs_baseline is not None
+    # On the tasks of the later step the arms differ on every one, and the interval is ten times as wide.
+    assert found.verdict.arms[1].vs_baseline.high == pytest.approx(0.027, abs=0.001)
+
+
 def test_the_higher_mean_alone_makes_no_best_arm():
     slightly = [1, *HIGH[1:-1], 1]
     found = _judged({"base": [_run(_eval(HIGH))], "up": [_run(_eval(slightly))]})

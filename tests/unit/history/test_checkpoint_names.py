@@ -76,6 +76,21 @@ def exported(ref, monkeypatch):
     return seen[0]
 
 
+def test_export_takes_every_name_that_a_checkpoint_has(run, monkeypatch):
+    made = run()
+    for ref in ("r0", "first", "first/r0", "r0@final", "first@final", "r0@latest", "first/r0@step-4"):
+        assert exported(ref, monkeypatch).checkpoint == made.artifacts["final_sampler"], ref
+    assert exported("r0@step-2", monkeypatch).checkpoint == checkpoint_path("r0@step-2", "sampler")
+    with pytest.raises(EvsysError, match="no run 'nothing'; known: first/r0"):
+        export.export_run("nothing@final", "peft", None)
+
+
+def test_export_takes_a_stage_of_a_chain(run, monkeypatch):
+    run(stages=("one", "two"))
+    for ref in ("r0@one/final", "r0@one/step-2"):
+        assert exported(ref, monkeypatch).checkpoint == checkpoint_path(ref, "sampler"), ref
+
+
 def test_runs_of_one_name_in_one_folder_are_told_apart(run, monkeypatch):
     first, second = run(folder="outputs"), run("second", folder="outputs", algorithm={
         "kind": "sft", "params": {"max_steps": 2, "save_every": 1}})  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.history import history
 from evsys_sdk.history.context import Section, context_text, count_tokens, fit, make_context
 from evsys_sdk.history.digest import digest_of, from_plain, to_plain
 from evsys_sdk.history.history import History, look_up, parse_condition, read_history, records_below, select
@@ -262,6 +263,22 @@ def test_the_index_answers_for_a_record_only_while_it_is_the_same_file(tmp_path,
     write(outputs, record("x", arm("a", 0.25)))
     assert read_history(workspace).entries[0].digest.arms[0].scores == [0.25]
     assert read_index(workspace)[0].digest.arms[0].scores == [0.25], "and the index has learned it"
+
+
+def test_a_record_that_changes_while_it_is_read_is_read_again(tmp_path, outputs, monkeypatch):
+    path, workspace = write(outputs, record("x", arm("a", 0.5))), tmp_path / ".evsys"
+    workspace.mkdir()
+    as_it_was = history._read
+
+    def read_and_change(place):
+        found = as_it_was(place)
+        write(outputs, record("x", arm("a", 0.25), arm("b", 0.75)))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "_read", read_and_change)
+        assert read_history(workspace, outputs=outputs).entries[0].digest.arms[0].scores == [0.5]
+    assert path.is_file() and len(read_history(workspace, outputs=outputs).entries[0].digest.arms) == 2
 
 
 def test_what_lies_in_outputs_is_found_without_an_index(tmp_path, outputs):

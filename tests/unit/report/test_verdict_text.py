@@ -335,3 +335,11 @@ def test_a_low_arm_is_not_said_to_lie_far_below_0():
         [rows("high", *(1 - np.array(low)))], metric="pass@1", untrained={f"t{i:03d}": 1.0 for i in range(45)}
     )
     assert high.arms[0].vs_untrained.high <= 0.08
+
+
+def test_the_sentence_on_the_top_arm_names_few_of_many_ties_and_none_of_them_twice():
+    same, low = {f"t{n}": float(n % 2) for n in range(40)}, {f"t{n}": float(n % 3 == 0) for n in range(40)}
+    arms = [ArmScores(arm="base", seeds={1: low}), *(ArmScores(arm=f"arm{n}", seeds={1: same}) for n in range(8))]
+    [line] = [line for line in verdict_lines(judge_arms(arms, metric="pass@1")) if line.startswith("arm0 scored")]
+    assert "tied with arm1, arm2, arm3 and 4 more for the highest of 9 scored arms" in line
+    assert "no significant difference from base." in line and line.count("arm1") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -13,10 +14,11 @@ from evsys_sandbox.errors import SandboxUnavailable
 from evsys_sandbox.sandbox import why_unavailable
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask, InProcessVerifier
+from evsys_sdk.errors import DataError
 from evsys_sdk.protocols import AgentSpec, EnvironmentSpec
 from evsys_sdk.rollout.engine import HarborRolloutEngine
 from evsys_sdk.rollout.harbor_trial import environment_config
-from evsys_sdk.rollout.requirements import environment_problem, kind_problem
+from evsys_sdk.rollout.requirements import environment_problem, files_problem, kind_problem
 from evsys_sdk.rollout.task_dirs import read_task, write_task
 from evsys_sdk.rollout.trial import TrialSettings
 from evsys_sdk.testing import ScriptedModel
@@ -90,6 +92,26 @@ def _with_links(tmp_path, copy):
     (place / "folder").symlink_to(tmp_path / "machine")
     (folder / "task.toml").write_text('schema_version = "1.0"\n')
     return read_task(folder)
+
+
+def test_an_environment_that_is_itself_a_link_out_of_the_task_is_refused(tmp_path):
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\nCOPY . .\n")
+    (tmp_path / "machine" / "key").write_text("secret\n")
+    folder = write_task(task("true\n"), tmp_path / "x")
+    shutil.rmtree(folder / "environment")
+    (folder / "environment").symlink_to(tmp_path / "machine")
+    with pytest.raises(DataError, match=r"environment is a link that leads out of the task's directory, to .*machine"):
+        read_task(folder)
+    assert "leads out of the task's directory" in (files_problem(folder, tested=False) or "")
+    (folder / "environment").unlink()
+    (folder / "environment").symlink_to("environment")
+    assert read_task(folder).task_id, "a link to itself leads nowhere, and there is no environment"
+    (folder / "environment").unlink()
+    (folder / "kept").mkdir()
+    (folder / "kept" / "Dockerfile").write_text("FROM debian\n")
+    (folder / "environment").symlink_to("kept")
+    assert read_task(folder).task_id and files_problem(folder, tested=False) is None
 
 
 @needs_sandbox

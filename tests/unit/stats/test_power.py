@@ -10,7 +10,7 @@ from scipy import stats
 
 from evsys_sdk.stats.comparison import difference
 from evsys_sdk.stats.intervals import Estimate, SeedVariance
-from evsys_sdk.stats.power import PowerQuestion, is_settled, more_of_both, more_seeds, more_tasks, planned
+from evsys_sdk.stats.power import PowerQuestion, expected_estimate, is_settled, more_of_both, more_seeds, more_tasks
 
 
 def question(value, *, task=1.0, seed=0.0, noise=0.0, degrees=0, margin=0.0, n=100):
@@ -66,14 +66,14 @@ def test_with_nothing_added_the_plan_is_the_estimate():
     chance = np.random.default_rng(1)
     quiet, loud = chance.normal(0, 1, (2, 50)), chance.normal(0, 1, (2, 50)) + np.array([[0.9], [-0.9]])
     found = difference(loud, quiet, unit=False)
-    plan = planned(found, 50, 1.0)
+    plan = expected_estimate(found, 50, 1.0)
     assert (plan.error, plan.critical(0.025)) == pytest.approx((found.error, found.critical(0.025)))
 
 
 def test_twice_the_tasks_halve_their_part_and_twice_the_seeds_halve_the_others():
     found = question(0.2, task=4.0, seed=0.5, noise=1.0, degrees=4).estimate
-    assert planned(found, 200, 1.0).variance == pytest.approx(4.0 / 200 + 0.5)
-    assert planned(found, 100, 2.0).variance == pytest.approx(3.0 / 100 + 0.25 + 1.0 / 200)
+    assert expected_estimate(found, 200, 1.0).variance == pytest.approx(4.0 / 200 + 0.5)
+    assert expected_estimate(found, 100, 2.0).variance == pytest.approx(3.0 / 100 + 0.25 + 1.0 / 200)
 
 
 def test_where_neither_helps_alone_both_together_do():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evsys_sdk.stats.comparison import SeedSpread, borrowed, borrows, pooled_spread, seed_spread
+from evsys_sdk.stats.comparison import SeedSpread, borrow_spread, borrows, pooled_spread, seed_spread
 
 
 def spread(scatter, degrees=1.0, noise=1.0):
@@ -53,7 +53,7 @@ def test_an_arm_alone_has_nobody_to_borrow_from():
 
 def test_what_is_borrowed_is_brought_to_the_scale_of_the_arm():
     all_arms = spread(6.0, 6, noise=2.0)
-    assert borrowed(spread(0.1, noise=0.2), all_arms) == spread(0.6, 6, noise=0.2).__class__(
+    assert borrow_spread(spread(0.1, noise=0.2), all_arms) == spread(0.6, 6, noise=0.2).__class__(
         scatter=pytest.approx(0.6), noise=0.2, degrees=6
     )
-    assert borrowed(None, all_arms) == all_arms
+    assert borrow_spread(None, all_arms) == all_arms

@@ -12,7 +12,7 @@ from evsys_sdk.errors import BackendError, BackendUnavailable, Cancelled
 from evsys_sdk.testing import RecordingBackend, training_context
 from evsys_sdk.training.batch import TrainingBatch
 from evsys_sdk.training.checkpoints import CheckpointManifest
-from evsys_sdk.training.loop import LoopPlan, merged, refuse_unsupported, run_loop
+from evsys_sdk.training.loop import LoopPlan, merge_metrics, refuse_unsupported, run_loop
 from evsys_sdk.training_api import Capabilities, Datum, ModelInput, TensorData
 
 
@@ -369,4 +369,7 @@ def test_a_custom_loss_on_a_backend_without_is_refused_with_the_remedy():
 
 
 def test_metrics_of_pieces_add_up_or_average_by_their_name():
-    assert merged([{"loss:sum": 1.0, "ratio": 2.0}, {"loss:sum": 3.0, "ratio": 4.0}]) == {"loss:sum": 4.0, "ratio": 3.0}
+    parts = [{"loss:sum": 1.0, "ratio": 2.0}, {"loss:sum": 3.0, "ratio": 4.0}]
+    assert merge_metrics(parts, [2, 2]) == {"loss:sum": 4.0, "ratio": 3.0}
+    assert merge_metrics(parts, [3, 1]) == {"loss:sum": 4.0, "ratio": 2.5}, "the mean is over the data of the calls"
+    assert merge_metrics(parts, [0, 0]) == {"loss:sum": 4.0, "ratio": 3.0}

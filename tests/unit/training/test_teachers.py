@@ -111,3 +111,22 @@ def test_a_resumed_average_resumes_with_the_teacher_of_the_checkpoint_which_is_n
         assert float(await again.follow("5.0", 3)) == 2.0
 
     asyncio.run(check())
+
+
+def test_teachers_that_only_older_checkpoints_name_are_deleted():
+    """The last two stay: of the newest checkpoint a crash of the machine can have cost the journal."""
+
+    async def check():
+        service = Averager()
+        teacher = MovingAverage(service, start="0.0", decay=0.5)
+        told = []
+        for step in range(2, 8):
+            await teacher.follow("8.0", step)
+            told.append(teacher.progress())
+        assert service.forgotten == told[:3], "as the seventh step began, the checkpoints of the fifth and sixth stood"
+        resumed = MovingAverage(service, start="0.0", decay=0.5)
+        resumed.restore(told[-1])
+        await resumed.follow("8.0", 8)
+        assert told[-1] not in service.forgotten and "0.0" not in service.forgotten
+
+    asyncio.run(check())

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from evsys_sdk.config.base import Name, Params
-from evsys_sdk.data.columns import PROMPT_COLUMNS, BadRow, as_text, find_prompt, keys_of, lookup, refuse_row, required
+from evsys_sdk.data.columns import PROMPT_COLUMNS, BadRow, as_text, find_prompt, keys_of, lookup, refuse_row, require
 from evsys_sdk.data.transforms.base import Change, RowByRow
 from evsys_sdk.data.transforms.chat import Message
 from evsys_sdk.data_types import TEXT_ROLE, content_text
@@ -56,7 +56,7 @@ class SharegptToChat(RowByRow):
 
         def change(row: Row) -> Row:
             key = cfg.key or ("conversations" if row.get("conversations") is not None else "conversation")
-            turns = required(row, key if row.get(key) is not None else cfg.key or "conversations")
+            turns = require(row, key if row.get(key) is not None else cfg.key or "conversations")
             messages = _conversation(turns, key, speakers)
             out = {name: value for name, value in row.items() if name not in (key, "system", "tools")}
             if row.get("tools"):
@@ -91,7 +91,7 @@ class AlpacaToChat(RowByRow):
         cfg = self.cfg
 
         def change(row: Row) -> Row:
-            asked, answer = as_text(required(row, cfg.instruction_key)), as_text(required(row, cfg.output_key))
+            asked, answer = as_text(require(row, cfg.instruction_key)), as_text(require(row, cfg.output_key))
             if not answer.strip():
                 raise BadRow(f"has an empty {cfg.output_key!r}; drop such rows with a filter before this transform")
             about = lookup(row, cfg.input_key)
@@ -123,7 +123,7 @@ class ToPlainText(RowByRow):
         key = self.cfg.key
 
         def change(row: Row) -> Row:
-            text = required(row, key)
+            text = require(row, key)
             if not isinstance(text, str) or not text.strip():
                 raise BadRow(f"needs text in {key!r}, not {shorten(repr(text))}; drop such rows with a filter")
             out = {name: value for name, value in row.items() if name not in (key, "messages")}
@@ -161,8 +161,8 @@ class ToPreference(RowByRow):
         def change(row: Row) -> Row:
             chosen_key = cfg.chosen_key or _first(row, CHOSEN_COLUMNS, "better answer", "chosen_key")
             rejected_key = cfg.rejected_key or _first(row, REJECTED_COLUMNS, "worse answer", "rejected_key")
-            chosen = _answer_chat(required(row, chosen_key), chosen_key)
-            rejected = _answer_chat(required(row, rejected_key), rejected_key)
+            chosen = _answer_chat(require(row, chosen_key), chosen_key)
+            rejected = _answer_chat(require(row, rejected_key), rejected_key)
             prompt = _prompt_of(row, cfg.prompt_key, {chosen_key, rejected_key})
             if prompt is None:
                 prompt = chosen[:-1]
@@ -172,7 +172,7 @@ class ToPreference(RowByRow):
                         f"{chosen_key!r} is not a chat; it has: {keys_of(row)}; set prompt_key"
                     )
             for key, chat in ((chosen_key, chosen), (rejected_key, rejected)):
-                if chat[:-1] and _said(chat[:-1]) != _said(prompt):
+                if chat[:-1] and _roles_and_texts(chat[:-1]) != _roles_and_texts(prompt):
                     raise BadRow(f"has a chat in {key!r} that does not begin with the prompt")
             better, worse = chosen[-1]["content"], rejected[-1]["content"]
             if better == worse:
@@ -255,7 +255,7 @@ def _prompt_of(row: Row, key: str | None, answers: set[str]) -> list[Message] | 
     found = next((name for name in columns if lookup(row, name) is not None), None)
     if found is None:
         if key is not None:
-            required(row, key)
+            require(row, key)
         rest = {name: value for name, value in row.items() if name not in answers}
         found = next((name for name in PROMPT_COLUMNS if rest.get(name) is not None), None)
         if found is None or not isinstance(rest[found], list):
@@ -299,5 +299,5 @@ def _answer_chat(value: object, key: str) -> list[Message]:
     return chat
 
 
-def _said(messages: list[Message]) -> list[tuple[str, str]]:
+def _roles_and_texts(messages: list[Message]) -> list[tuple[str, str]]:
     return [(turn["role"], turn["content"]) for turn in messages if turn["role"] != "system"]

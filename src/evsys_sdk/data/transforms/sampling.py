@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from evsys_sdk.config.base import Name, Params
-from evsys_sdk.data.columns import fingerprint, required
+from evsys_sdk.data.columns import fingerprint, require
 from evsys_sdk.data.transforms.base import BuiltIn, Change, RowByRow
 from evsys_sdk.errors import DataError, not_known
 from evsys_sdk.protocols import Row
@@ -32,7 +32,7 @@ class Shuffle(BuiltIn):
         """Of the draw."""
 
     def __call__(self, rows: list[Row]) -> list[Row]:
-        return [rows[index] for index in _shuffled(len(rows), self.cfg.seed)]
+        return [rows[index] for index in _shuffled_order(len(rows), self.cfg.seed)]
 
 
 @register_transform("sample")
@@ -62,10 +62,10 @@ class Sample(BuiltIn):
         if n > len(rows):
             raise DataError(f"sample: asks for {n} rows, and there are {len(rows)}")
         # The shuffle does not depend on n, so a smaller sample is the beginning of a larger one's.
-        return [rows[index] for index in sorted(_shuffled(len(rows), self.cfg.seed)[:n])]
+        return [rows[index] for index in sorted(_shuffled_order(len(rows), self.cfg.seed)[:n])]
 
 
-def _shuffled(count: int, seed: int) -> list[int]:
+def _shuffled_order(count: int, seed: int) -> list[int]:
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
@@ -111,7 +111,7 @@ class Split(RowByRow):
         low, high = ends[place], ends[place + 1]
 
         def change(row: Row) -> Row | None:
-            value = row if key is None else required(row, key)
+            value = row if key is None else require(row, key)
             digest = hashlib.blake2b(f"{seed}:".encode() + fingerprint(value), digest_size=8).digest()
             # 53 bits, all that a float holds: never rounds up to 1.
             return row if low <= (int.from_bytes(digest) >> 11) / 2**53 < high else None

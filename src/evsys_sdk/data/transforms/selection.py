@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from evsys_sdk.config.base import Name, Params
-from evsys_sdk.data.columns import BadRow, fingerprint, lookup, required
+from evsys_sdk.data.columns import BadRow, fingerprint, lookup, require
 from evsys_sdk.data.transforms.base import Change, RowByRow
 from evsys_sdk.errors import VerifierFailed, shorten
 from evsys_sdk.patterns import pattern_matches
@@ -40,7 +40,7 @@ class Dedupe(RowByRow):
             if key is None:
                 mark: str | bytes = fingerprint(row)
             else:
-                value = required(row, key) if isinstance(key, str) else [required(row, part) for part in key]
+                value = require(row, key) if isinstance(key, str) else [require(row, part) for part in key]
                 mark = value if isinstance(value, str) else fingerprint(value)
             if mark in seen:
                 return None

@@ -20,7 +20,7 @@ from evsys_sdk.data.columns import (
     find_prompt,
     fingerprint,
     refuse_row,
-    required,
+    require,
 )
 from evsys_sdk.data.transforms.base import Change, RowByRow
 from evsys_sdk.data_types import content_text
@@ -75,7 +75,7 @@ class ToHarborTask(RowByRow):
         def expect(row: Row) -> object:
             if expected_text is not None:
                 return expected_text(row)
-            value = find_answer(row) if expected_key is None else required(row, expected_key)
+            value = find_answer(row) if expected_key is None else require(row, expected_key)
             if value is None:
                 raise refuse_row(row, "no right answer", ANSWER_COLUMNS, "expected_key")
             messages = find_messages({"answer": value}, ["answer"])
@@ -87,7 +87,7 @@ class ToHarborTask(RowByRow):
                 name = f"task-{fingerprint(task).hex()[:12]}"
                 ids[name] = ids.get(name, 0) + 1
                 return name if ids[name] == 1 else f"{name}-{ids[name]}"
-            name = str(required(row, id_key))
+            name = str(require(row, id_key))
             if name in ids:
                 raise BadRow(f"has the id {name!r} in {id_key!r}, and so has row {ids[name]}; ids must differ")
             ids[name] = len(ids)
@@ -151,8 +151,8 @@ class ToPromptExample(RowByRow):
             names = [name for name in row if name not in (answer, "metadata")] if inputs is None else inputs
             return {
                 # A value may be null as long as the column is there.
-                "inputs": {name: row[name] if name in row else required(row, name) for name in names},
-                "expected": None if answer is None else required(row, answer),
+                "inputs": {name: row[name] if name in row else require(row, name) for name in names},
+                "expected": None if answer is None else require(row, answer),
                 "metadata": _metadata(row, {"metadata", answer, *names}),
             }
 

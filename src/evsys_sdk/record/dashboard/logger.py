@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,7 +60,7 @@ class EvsysLogger:
         self._lock = threading.Lock()
         self._experiment: object = None
         self._experiment_id = ""
-        self._evals: dict[str, dict[tuple[str | None, str, str], EvalResult]] = {}
+        self._evals: dict[str, list[EvalResult]] = {}
         """Per run: the latest result per (stage, split, name)."""
         self._started: set[str] = set()
         self._ended: set[str] = set()
@@ -81,7 +82,7 @@ class EvsysLogger:
         self._client.log_step_metric(self._generation_id(ctx.run_id), step, metrics)
 
     def on_eval(self, ctx: RunContext, result: EvalResult) -> None:
-        self._evals.setdefault(ctx.run_id, {})[result.stage, result.split, result.name] = result
+        self._evals.setdefault(ctx.run_id, []).append(replace(result, rollouts=[]))
         self._send_eval(ctx.run_id, result, ctx.output_dir.parent)
 
     def _send_eval(self, run_id: str, result: EvalResult, folder: Path | None) -> None:
@@ -119,7 +120,7 @@ class EvsysLogger:
                 name = result.run_name or None
                 self._start_run(result.run_id, name=name, run_config=self._run_config(name, result.seed))
                 for found in result.evals:
-                    self._evals.setdefault(result.run_id, {})[found.stage, found.split, found.name] = found
+                    self._evals.setdefault(result.run_id, []).append(found)
                     self._send_eval(result.run_id, found, result.run_dir.parent if result.run_dir else None)
             if result.run_id not in self._ended:
                 self._end_run(result)
@@ -149,7 +150,7 @@ class EvsysLogger:
 
     def _end_run(self, result: RunResult) -> str:
         self._ended.add(result.run_id)
-        conclusion = conclude(result, list(self._evals.pop(result.run_id, {}).values()))
+        conclusion = conclude(result, self._evals.pop(result.run_id, []))
         self._client.update_generation(
             self._generation_id(result.run_id),
             status=result.status,
