@@ -97,6 +97,7 @@ class RunResult:
         return of_kept_weights(self.evals, self.chosen_steps)
 
 
+@runtime_checkable
 class EvalAtStep(Protocol):
     """Which weights were evaluated?"""
 
