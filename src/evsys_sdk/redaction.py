@@ -146,6 +146,16 @@ class _Known:
 _known = _Known()
 
 
+def secrets_known() -> int:
+    """How many secrets are known by value; it only grows, so an equal number means that none was learnt since."""
+    return len(_known.values)
+
+
+def has_numeric_secrets() -> bool:
+    """Whether a number in a text may be a secret."""
+    return bool(_known.numbers)
+
+
 def redact(text: str) -> str:
     """`text` without secrets, known by value or by shape."""
     # By value first: a shape may end before the value does, and what is left of it would no longer be known.

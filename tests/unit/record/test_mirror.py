@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from evsys_sdk import redaction
 from evsys_sdk.record.dashboard import mirror, wire
 from evsys_sdk.record.dashboard.mirror import MirrorSession, left_behind, project_folder
 
@@ -98,3 +99,21 @@ def test_the_first_line_says_where_a_session_belongs_and_holds_no_secret(tmp_pat
 def test_a_project_id_cannot_leave_the_mirror(tmp_path: Path) -> None:
     assert project_folder(tmp_path, "../../etc").parent == tmp_path
     assert project_folder(tmp_path, None).name == project_folder(tmp_path, "..").name == mirror.LOCAL
+
+
+def test_steps_hold_no_secret_also_where_it_is_learnt_after_the_first_ones(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    session = MirrorSession.create(tmp_path, TARGET)
+    names = {"loss": 0.5, "correct horse battery": 1.0}
+    for step in range(3):
+        session.append(wire.step_event("g", step, names, ts=1.0))
+    assert session.path.read_text().count("correct horse battery") == 3
+    redaction.add_secrets(["correct horse battery", "1234567890123"])
+    for step in range(3):
+        session.append(wire.step_event("g", step, names, ts=1.0))
+        session.append(wire.step_event("g", step, {"loss": 1234567890123}, ts=1.0))
+        session.append(wire.step_event("g", step, {"sk-proj-aB3dE5gH7jK9mN1pQ3sT5vX7": float("nan")}, ts=1.0))
+    text = session.path.read_text()
+    session.close()
+    assert text.count("correct horse battery") == 3 and "1234567890123" not in text and "sk-proj" not in text
+    assert text.count('"NaN"') == 3
