@@ -21,7 +21,7 @@ from typing import Any
 from django.db import models, transaction
 
 from evsys_dashboard.auth import Refusal
-from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
+from evsys_dashboard.models import TEST, EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
 from evsys_dashboard.points import MAX_NAME, MAX_STEP, CurveId, StepValues, write_points
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_dashboard.summary import record_of, summarize
@@ -404,11 +404,18 @@ def save_eval(project: Project, generation: GenerationRow, body: Mapping[str, An
     """Create an evaluation, or overwrite it by a newer one with its id."""
     identifier, fields = read_field(_id, body, "id"), read_fields(body, EVAL)
     row = _find(EvalRow, project, identifier)
+    # An evaluation that anyone called a test stays one: an agent's key may write, and must not open its rows that way.
+    is_test = TEST in (fields.known.get("split"), row.split if row else "")
     if row is not None and fields.ts <= row.created:
+        if is_test and row.split != TEST:
+            row.split = TEST
+            row.save(update_fields=["split"])
         return row
     row = row or EvalRow(id=identifier, project=project, generation=generation, name="eval", created=fields.ts)
     for key, value in fields.known.items():
         setattr(row, key, value)
+    if is_test:
+        row.split = TEST
     row.created, row.extra = fields.ts, fields.extra
     row.n_rollouts = PredictionRow.objects.filter(eval_id=identifier).count()
     row.save()
@@ -432,6 +439,8 @@ def save_benchmark(project: Project, body: Mapping[str, Any]) -> SuiteVersion:
         id=identifier, project=project, kind=SuiteVersion.Kind.BENCHMARK, name=identifier, created=fields.ts
     )
     for key, value in fields.known.items():
+        if key == "split" and row.split == TEST:
+            continue
         if not row.complete or key == "description":
             setattr(row, key, value)
     row.created, row.fields = fields.ts, fields.extra
