@@ -417,7 +417,7 @@ def save_eval(project: Project, generation: GenerationRow, body: Mapping[str, An
     if is_test:
         row.split = TEST
     row.created, row.extra = fields.ts, fields.extra
-    row.n_rollouts = PredictionRow.objects.filter(eval_id=identifier).count()
+    row.n_rollouts = PredictionRow.objects.filter(project=project, eval_id=identifier).count()
     row.save()
     _touch([generation.pk])
     experiment = generation.experiment
@@ -558,9 +558,10 @@ def save_predictions(rows: Iterable[PredictionRow]) -> None:
     PredictionRow.objects.bulk_create(
         newer, update_conflicts=True, unique_fields=["id"], update_fields=updates, batch_size=200
     )
-    evals = {row.eval_id for row in newer if row.eval_id}
-    for eval_id in evals:
-        EvalRow.objects.filter(pk=eval_id).update(n_rollouts=PredictionRow.objects.filter(eval_id=eval_id).count())
+    evals = {(row.project_id, row.eval_id) for row in newer if row.eval_id}
+    for project_id, eval_id in evals:  # a rollout may name an evaluation of another project, and must not count there
+        count = PredictionRow.objects.filter(project_id=project_id, eval_id=eval_id).count()
+        EvalRow.objects.filter(project_id=project_id, pk=eval_id).update(n_rollouts=count)
     _touch(sorted({row.generation_id for row in newer}))
 
 

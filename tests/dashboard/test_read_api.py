@@ -126,6 +126,35 @@ def test_an_agents_key_cannot_turn_a_test_into_something_else(project):
     assert [one["task_id"] for one in found["rollouts"]] == ["open"]
 
 
+def test_a_rollout_that_names_an_evaluation_of_another_project_learns_nothing_of_it(project):
+    from django.test import Client
+
+    from evsys_dashboard.auth import make_key
+    from evsys_dashboard.ingest import read_predictions, save_eval, save_predictions
+    from evsys_dashboard.models import Project
+
+    other = Project.objects.create(id=f"other-{project.pk}", name="Other", created=1.0)
+    try:
+        theirs = save_eval(
+            other, make_run(other, {1: 0.5}), {"id": f"v-{other.pk}", "ts": 1.0, "name": "secret", "split": "val"}
+        )
+        run = make_run(project, {1: 0.5})
+        item = {"id": f"r-{project.pk}", "ts": 1.0, "task_id": "t", "completion": "x", "eval_run_id": theirs.pk}
+        save_predictions(read_predictions(project, run.pk, item))
+        theirs.refresh_from_db()
+        assert theirs.n_rollouts == 0
+        headers = {"Authorization": f"Bearer {make_key(project, 'agent', 'agent')[1]}"}
+        place, sql = (
+            f"/api/v1/projects/{project.pk}/query",
+            "select task_id, benchmark, split, completion from rollouts",
+        )
+        found = Client().post(place, {"sql": sql}, "application/json", headers=headers).json()
+        assert found["rows"] == [["t", None, None, None]]
+        assert ask(Client(), project, f"runs/{run.pk}/rollouts", **headers).json()["n"] == 0
+    finally:
+        other.delete()
+
+
 def test_rollouts_come_with_question_turns_and_expected_answer(visitor, sweep):
     row = sweep["sweep"]
     run = row.generations.get(name="half__s42")
