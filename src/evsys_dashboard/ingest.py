@@ -21,7 +21,7 @@ from typing import Any
 from django.db import models, transaction
 
 from evsys_dashboard.auth import Refusal
-from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
+from evsys_dashboard.models import TEST, EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
 from evsys_dashboard.points import MAX_NAME, MAX_STEP, CurveId, StepValues, write_points
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_dashboard.summary import record_of, summarize
@@ -404,13 +404,20 @@ def save_eval(project: Project, generation: GenerationRow, body: Mapping[str, An
     """Create an evaluation, or overwrite it by a newer one with its id."""
     identifier, fields = read_field(_id, body, "id"), read_fields(body, EVAL)
     row = _find(EvalRow, project, identifier)
+    # An evaluation that anyone called a test stays one: an agent's key may write, and must not open its rows that way.
+    is_test = TEST in (fields.known.get("split"), row.split if row else "")
     if row is not None and fields.ts <= row.created:
+        if is_test and row.split != TEST:
+            row.split = TEST
+            row.save(update_fields=["split"])
         return row
     row = row or EvalRow(id=identifier, project=project, generation=generation, name="eval", created=fields.ts)
     for key, value in fields.known.items():
         setattr(row, key, value)
+    if is_test:
+        row.split = TEST
     row.created, row.extra = fields.ts, fields.extra
-    row.n_rollouts = PredictionRow.objects.filter(eval_id=identifier).count()
+    row.n_rollouts = PredictionRow.objects.filter(project=project, eval_id=identifier).count()
     row.save()
     _touch([generation.pk])
     experiment = generation.experiment
@@ -432,6 +439,8 @@ def save_benchmark(project: Project, body: Mapping[str, Any]) -> SuiteVersion:
         id=identifier, project=project, kind=SuiteVersion.Kind.BENCHMARK, name=identifier, created=fields.ts
     )
     for key, value in fields.known.items():
+        if key == "split" and row.split == TEST:
+            continue
         if not row.complete or key == "description":
             setattr(row, key, value)
     row.created, row.fields = fields.ts, fields.extra
@@ -549,9 +558,10 @@ def save_predictions(rows: Iterable[PredictionRow]) -> None:
     PredictionRow.objects.bulk_create(
         newer, update_conflicts=True, unique_fields=["id"], update_fields=updates, batch_size=200
     )
-    evals = {row.eval_id for row in newer if row.eval_id}
-    for eval_id in evals:
-        EvalRow.objects.filter(pk=eval_id).update(n_rollouts=PredictionRow.objects.filter(eval_id=eval_id).count())
+    evals = {(row.project_id, row.eval_id) for row in newer if row.eval_id}
+    for project_id, eval_id in evals:  # a rollout may name an evaluation of another project, and must not count there
+        count = PredictionRow.objects.filter(project_id=project_id, eval_id=eval_id).count()
+        EvalRow.objects.filter(project_id=project_id, pk=eval_id).update(n_rollouts=count)
     _touch(sorted({row.generation_id for row in newer}))
 
 

@@ -13,6 +13,9 @@ from typing import ClassVar
 from django.conf import settings
 from django.db import models
 
+TEST = "test"
+"""The split whose rows are for people, never for an agent's key."""
+
 
 class Project(models.Model):
     """What belongs together and is seen by the same people. Two projects never see each other."""

@@ -26,14 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from evsys_dashboard import auth, ingest
 from evsys_dashboard.auth import Refusal, Visitor
-from evsys_dashboard.models import Project, SuiteRow, SuiteVersion
+from evsys_dashboard.models import TEST, Project, SuiteRow, SuiteVersion
 from evsys_sdk.data.manifest import check_name, mint_id, slug
 from evsys_sdk.data.remote import SUITES_PATH
 from evsys_sdk.errors import WorkspaceError
 from evsys_sdk.record.dashboard import wire
 
 ROOT = SUITES_PATH.removeprefix("/")
-TEST = "test"
 UPLOADING = "uploading"
 """In `Suite.fields` until the rows are complete. A suite that was only recorded lacks it, and has no rows."""
 ABANDONED_SECONDS = 24 * 3600.0
@@ -90,9 +89,10 @@ def announce(project: Project, given: SuiteAnnouncement) -> tuple[SuiteVersion, 
     elif suite.complete:
         _set_split(suite, given.split)
         return suite, "unchanged"
+    split = TEST if suite.split == TEST else given.split  # as in `_set_split`, also while the rows arrive
     if suite.n_rows not in (None, given.n_rows):  # of the same content there is one number of rows
         suite.rows.all().delete()
-    suite.n_rows, suite.split, suite.lineage = given.n_rows, given.split, given.lineage
+    suite.n_rows, suite.split, suite.lineage = given.n_rows, split, given.lineage
     suite.description, suite.created = given.description, time.time()
     suite.fields = {UPLOADING: True, "version": given.version}
     suite.save()

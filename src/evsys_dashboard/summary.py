@@ -79,7 +79,10 @@ def verdict_of(record: ExperimentRecord) -> str:
     outcome = record.hypothesis_result.get("outcome")
     if isinstance(outcome, str):
         return OUTCOMES.get(outcome, "")
-    compared = [arm.verdict for arm in record.verdict.arms if arm.verdict]
+    arms = record.verdict.arms
+    compared = [arm.verdict for arm in arms if arm.verdict]
+    if not compared:  # a single arm has only the untrained model beside it
+        compared = [arm.vs_untrained.verdict for arm in arms if arm.vs_untrained and arm.vs_untrained.verdict]
     return "undecided" if compared and set(compared) == {"undecided"} else ""
 
 

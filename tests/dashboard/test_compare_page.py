@@ -57,6 +57,17 @@ def test_the_page_has_the_sentences_that_the_command_prints(visitor, sweep, swee
         assert sentence in words, sentence
 
 
+def test_the_page_has_the_scores_that_the_command_prints(visitor, sweep, sweep_folder):
+    printed = evsys_compare(sweep_folder, "slow", "sweep", as_json=False)
+    query = {"e": [sweep["slow"].pk, sweep["sweep"].pk]}
+    text = visitor.get(f"/p/{sweep['slow'].project_id}/compare", query).content.decode()
+    table = text.partition("Scores (means over seeds)")[2].partition("</table>")[0]
+    shown = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[2:]]
+    lines = printed.partition("scores (means over seeds):\n")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [unescape(" ".join(cells)) for cells in shown] == [" ".join(line.split()) for line in lines]
+    assert any(cells[0] == "steps" and cells[1].isdigit() for cells in shown)
+
+
 def test_tasks_that_flipped_link_to_both_rollouts(visitor, sweep):
     row = sweep["sweep"]
     arms = [f"{row.pk}:half", f"{row.pk}:all"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import subprocess
@@ -215,6 +216,16 @@ def test_text_of_others_is_text_on_every_page(visitor, project, which):
     assert "\x1b" not in Page(text).text
     if "q=" not in which:
         assert escape("<script>alert(1)</script>") in text and "\\u001b[2J" in text
+
+
+def test_a_command_with_the_name_of_an_experiment_is_one_command_in_a_shell(visitor, project):
+    from evsys_dashboard.models import ExperimentRow
+
+    row = ExperimentRow.objects.create(
+        id=f"e-{project.pk}", project=project, name="x; rm -rf $HOME", status="completed", created=1.0, updated=1.0
+    )
+    text = html.unescape(page_of(visitor, row))
+    assert "evsys conclude 'x; rm -rf $HOME' --text" in text
 
 
 def test_downloads_are_attachments_that_run_nothing(visitor, project):

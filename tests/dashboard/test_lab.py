@@ -309,3 +309,12 @@ def test_the_list_reads_no_record_and_asks_few_questions(visitor, project, rows)
         show(visitor, project)
     assert len(asked) <= 6
     assert not any('"record"' in query["sql"] for query in asked)
+
+
+@pytest.mark.parametrize(("compared", "verdict"), [("undecided", "undecided"), ("better", ""), (None, "")])
+def test_a_single_arm_is_undecided_where_it_is_not_told_from_the_untrained_model(django_ready, compared, verdict):
+    from evsys_dashboard.summary import verdict_of
+    from evsys_sdk.record.models import ExperimentRecord
+
+    arm = {"arm": "r0", "mean": 1.0, "vs_untrained": {"verdict": compared}}
+    assert verdict_of(ExperimentRecord.model_validate({"experiment": "x", "verdict": {"arms": [arm]}})) == verdict

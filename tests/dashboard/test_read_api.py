@@ -99,6 +99,62 @@ def test_an_agents_key_gets_no_rollouts_of_a_test_split(sweep):
     assert len(held_out) == 6
 
 
+def test_an_agents_key_cannot_turn_a_test_into_something_else(project):
+    from django.test import Client
+
+    from evsys_dashboard.auth import make_key
+    from evsys_dashboard.ingest import read_predictions, save_predictions
+
+    run = make_run(project, {1: 0.5})
+    agent, writer = (make_key(project, scope, scope)[1] for scope in ("agent", "write"))
+
+    def send(key: str, name: str, split: str, ts: float) -> None:
+        place = f"/api/dashboard/api/sdk/generations/{run.pk}/eval/"
+        body = {"id": f"{name}-{project.pk}", "ts": ts, "name": "tools", "split": split}
+        answer = Client().post(place, body, "application/json", headers={"Authorization": f"Bearer {key}"})
+        assert answer.status_code == 200, answer.content
+
+    send(writer, "after", "test", 10.0)
+    send(agent, "after", "val", 20.0)
+    send(agent, "before", "val", 20.0)
+    send(writer, "before", "test", 10.0)
+    send(writer, "open", "val", 10.0)
+    for name in ("after", "before", "open"):
+        item = {"id": f"r-{name}-{project.pk}", "ts": 10.0, "task_id": name, "eval_run_id": f"{name}-{project.pk}"}
+        save_predictions(read_predictions(project, run.pk, item))
+    found = ask(Client(), project, f"runs/{run.pk}/rollouts", Authorization=f"Bearer {agent}").json()
+    assert [one["task_id"] for one in found["rollouts"]] == ["open"]
+
+
+def test_a_rollout_that_names_an_evaluation_of_another_project_learns_nothing_of_it(project):
+    from django.test import Client
+
+    from evsys_dashboard.auth import make_key
+    from evsys_dashboard.ingest import read_predictions, save_eval, save_predictions
+    from evsys_dashboard.models import Project
+
+    other = Project.objects.create(id=f"other-{project.pk}", name="Other", created=1.0)
+    try:
+        theirs = save_eval(
+            other, make_run(other, {1: 0.5}), {"id": f"v-{other.pk}", "ts": 1.0, "name": "secret", "split": "val"}
+        )
+        run = make_run(project, {1: 0.5})
+        item = {"id": f"r-{project.pk}", "ts": 1.0, "task_id": "t", "completion": "x", "eval_run_id": theirs.pk}
+        save_predictions(read_predictions(project, run.pk, item))
+        theirs.refresh_from_db()
+        assert theirs.n_rollouts == 0
+        headers = {"Authorization": f"Bearer {make_key(project, 'agent', 'agent')[1]}"}
+        place, sql = (
+            f"/api/v1/projects/{project.pk}/query",
+            "select task_id, benchmark, split, completion from rollouts",
+        )
+        found = Client().post(place, {"sql": sql}, "application/json", headers=headers).json()
+        assert found["rows"] == [["t", None, None, None]]
+        assert ask(Client(), project, f"runs/{run.pk}/rollouts", **headers).json()["n"] == 0
+    finally:
+        other.delete()
+
+
 def test_rollouts_come_with_question_turns_and_expected_answer(visitor, sweep):
     row = sweep["sweep"]
     run = row.generations.get(name="half__s42")

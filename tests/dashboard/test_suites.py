@@ -268,6 +268,15 @@ def test_a_test_split_stays_one(uploader, project):
     assert uploader.upload(data)["suite"]["split"] == "test"
 
 
+def test_a_test_split_stays_one_while_its_rows_arrive(uploader, project):
+    data, agent = lines({"q": "secret"}), key_with(project, "agent")
+    identifier = uploader.announce(data, split="test").json()["suite"]["id"]
+    agent.announce(data, split="val")
+    agent.post("/api/dashboard/api/sdk/benchmarks/", {"id": identifier, "ts": 4e9, "split": "val"})
+    made = uploader.upload(data)["suite"]
+    assert made["split"] == "test"
+
+
 def test_a_key_that_may_only_read_uploads_nothing(project):
     answer = key_with(project, "read").announce(lines({"q": 1}))
     assert answer.status_code == 403

@@ -65,7 +65,7 @@ VIEWS = {
         v.name AS benchmark, v.split, v.step, e.task_id, e.reward, e.status,
         CASE WHEN {test} AND COALESCE(v.split, 'test') = 'test' THEN NULL ELSE e.completion END AS completion, e.created
         FROM dashboard_prediction e JOIN dashboard_generation g ON g.id = e.generation_id
-        LEFT JOIN dashboard_eval v ON v.id = e.eval_id WHERE {project}""",
+        LEFT JOIN dashboard_eval v ON v.id = e.eval_id AND v.project_id = e.project_id WHERE {project}""",
 }
 """View -> its definition. `tags`, `config`, `metrics`, `scores` and `breakdown` are JSON."""
 

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_GET
 from evsys_dashboard import auth
 from evsys_dashboard.curves import StepRange, metric_names, series_of
 from evsys_dashboard.follow import ensure_experiment_loaded, ensure_loaded
-from evsys_dashboard.models import ExperimentRow, GenerationRow
+from evsys_dashboard.models import TEST, ExperimentRow, GenerationRow
 from evsys_dashboard.points import MAX_WIDTH
 from evsys_dashboard.rollouts import RolloutFilter, read_transcript, select_rollouts
 
@@ -89,7 +89,7 @@ def run_rollouts(request: HttpRequest, project_id: str, run_id: str) -> HttpResp
     found = select_rollouts(visitor.project, RolloutFilter.of(request.GET, run=run.pk))
     if not visitor.may_see_test_rows:
         # A rollout whose evaluation has not arrived may be of a test split.
-        found = found.filter(eval__isnull=False).exclude(eval__split="test")
+        found = found.filter(eval__project=visitor.project).exclude(eval__split=TEST)
     begin = max(0, whole_number(request, "from") or 0)
     limit = max(1, min(whole_number(request, "limit") or 100, MOST_ROLLOUTS))
     rows = found.select_related("eval")[begin : begin + limit]

@@ -25,7 +25,6 @@ from evsys_dashboard.follow import ensure_experiment_loaded
 from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project
 from evsys_dashboard.pages.experiment import read_digest, read_record
 from evsys_sdk.errors import EvsysError, shorten
-from evsys_sdk.format import shown
 from evsys_sdk.history.compare import (
     Compared,
     ComparedArm,
@@ -274,7 +273,7 @@ def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
             (key, ["(not set)" if value is None else shorten(str(value), 300) for value in values])
             for key, values in found.settings.items()
         ],
-        "scores": [(key, score_cells(key, found)) for key in keys],
+        "scores": [(key, found.score_texts(key)) for key in keys],
         "metrics": [key for key in keys if "/" in key],
         "verdicts": [
             (
@@ -286,16 +285,6 @@ def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
         ],
     }
     return render(request, "dashboard/compare.html", context)
-
-
-def score_cells(key: str, found: Compared) -> list[str]:
-    """A score of every side as `evsys compare` prints it."""
-    cells = []
-    for side, value in zip(found.sides, found.scores[key], strict=True):
-        mark = side.arm.training_marks.get(key)
-        text = "-" if value is None else shown(value)
-        cells.append(f"{text} ({mark})" if mark else text)
-    return cells
 
 
 urlpatterns: list[URLPattern] = [path("p/<str:project_id>/compare", compare_page)]

@@ -352,6 +352,7 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
         "hypothesis_in_words": record.hypothesis_in_words if record else "",
         "conclusion": conclusion_lines(row, hypothesis),
         "status_text": status_text(row, digest, runs),
+        "conclude_command": f'evsys conclude {shlex.quote(row.name)} --text "..."',
         "verdict": verdict,
         "forest": forest_plot(
             rows, title=f"Arms by {digest.metric or 'score'} with 95 % intervals", is_share=bool(digest.share)

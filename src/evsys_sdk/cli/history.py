@@ -330,7 +330,6 @@ def import_metrics(names: Sequence[str], recorded: Sequence[str] = ()) -> None:
 def print_compared(found: Compared) -> None:
     """Settings that differ, scores and verdicts, side by side."""
     from evsys_sdk.errors import shorten
-    from evsys_sdk.format import shown
     from evsys_sdk.report.verdict_text import verdict_lines
 
     labels = [side.label for side in found.sides]
@@ -343,17 +342,7 @@ def print_compared(found: Compared) -> None:
         print_table(["", *labels], rows)
     if found.scores:
         print("\nscores (means over seeds):")
-        rows = []
-        for key, values in found.scores.items():
-            marks = [side.arm.training_marks.get(key) for side in found.sides]
-            unit = next((side.entry.digest.units[key] for side in found.sides if key in side.entry.digest.units), "")
-            # Steps, tokens and rows of a run are counted.
-            whole = "/" not in key and all(value is None or float(value).is_integer() for value in values)
-            texts = [
-                None if value is None else f"{value:,.0f}" if whole else shown(value, unit=unit) for value in values
-            ]
-            cells = ["-" if text is None else text for text in texts]
-            rows.append([key, *(f"{c} ({mark})" if mark else c for c, mark in zip(cells, marks, strict=True))])
+        rows = [[key, *found.score_texts(key)] for key in found.scores]
         print_table(["", *labels], rows)
     for judged in found.verdicts:
         lower = ", lower is better" if judged.verdict.mode == "min" else ""

@@ -18,6 +18,7 @@ from evsys_sdk import registry
 from evsys_sdk.errors import Cancelled, EvsysError, not_known
 from evsys_sdk.eval.metrics import as_metric
 from evsys_sdk.eval.scoring import invalid_reason, is_errored, is_share, scores_of_task
+from evsys_sdk.format import shown
 from evsys_sdk.history.digest import ArmDigest, flatten
 from evsys_sdk.history.history import ExperimentEntry, History, load_record, look_up
 from evsys_sdk.protocols import Rollout, of_kept_weights
@@ -198,6 +199,19 @@ class Compared:
     """Metric -> the mean over seeds of each side."""
     verdicts: list[Judged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def score_texts(self, key: str) -> list[str]:
+        """A score of each side in words, with its unit and what marks it."""
+        values = self.scores[key]
+        unit = next((side.entry.digest.units[key] for side in self.sides if key in side.entry.digest.units), "")
+        # Steps, tokens and rows of a run are counted.
+        whole = "/" not in key and all(value is None or float(value).is_integer() for value in values)
+        texts = []
+        for side, value in zip(self.sides, values, strict=True):
+            text = "-" if value is None else f"{value:,.0f}" if whole else shown(value, unit=unit)
+            mark = side.arm.training_marks.get(key)
+            texts.append(f"{text} ({mark})" if mark else text)
+        return texts
 
 
 def compare(refs: Sequence[str], history: History, *, metric: str | None = None) -> Compared:

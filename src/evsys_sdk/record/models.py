@@ -303,7 +303,7 @@ class RecordedArm(RecordPart):
 
 
 class RecordedComparison(RecordPart):
-    """An arm against the baseline, as far as history needs it."""
+    """An arm against the baseline or the untrained model, as far as history needs it."""
 
     verdict: str | None = None
     more_tasks: int | None = None
@@ -323,6 +323,7 @@ class JudgedArm(RecordPart):
     n_seeds: int = 1
     verdict: str | None = None
     vs_baseline: RecordedComparison | None = None
+    vs_untrained: RecordedComparison | None = None
     why_unranked: str | None = None
 
 

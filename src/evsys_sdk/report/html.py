@@ -107,7 +107,10 @@ def write_report(facts: ReportFacts, path: Path) -> Path:
         with open(path, "rb") as handle:
             if GENERATOR.encode() not in handle.read(HEAD_BYTES):
                 raise EvsysError(f"{path} exists and is no report of evsys; choose another name or move it away")
-    return write_text(path, report_html(facts))
+    try:
+        return write_text(path, report_html(facts))
+    except OSError as exc:
+        raise EvsysError(f"{path} cannot be written: {exc.strerror}; choose another place with --html") from exc
 
 
 def report_html(facts: ReportFacts) -> str:

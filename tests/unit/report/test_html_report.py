@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from evsys_sdk.cli.main import main
+from evsys_sdk.errors import EvsysError
 from evsys_sdk.protocols import EvalResult, Score
 from evsys_sdk.record.models import ExperimentRecord, RecordedArm, RecordedRun, RecordedVerdict
 from evsys_sdk.report.html import GENERATOR, Remark, ReportFacts, report_html, write_report
@@ -153,6 +154,8 @@ def test_a_file_that_is_no_report_stays(tmp_path: Path) -> None:
     assert other.read_text() == "<h1>mine</h1>"
     with pytest.raises(Exception, match="is a folder"):
         write_report(facts, tmp_path)
+    with pytest.raises(EvsysError, match="cannot be written"):
+        write_report(facts, other / "x.html")
     again = write_report(facts, write_report(facts, tmp_path / "x.html"))
     assert GENERATOR in again.read_text()
 
