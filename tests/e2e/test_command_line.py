@@ -73,6 +73,7 @@ def test_set_overrides_the_file(project):
         (["run", "config.yaml", "--stps", "3"], "evsys run: '--stps' is not an option; closest: --steps"),
         (["run", "config.yaml", "--output", "--dry"], "--output needs a value"),
         (["data", "ad"], "evsys data: 'ad' is not a command; closest: add"),
+        (["dashboard", "--port", "99999"], "--port is 99999; give a whole number of at least 0 and at most 65535"),
         (["run", "config.yaml", "--steps", "0"], "--steps is 0; give a whole number of at least 1"),
         (["run", "nowhere.yaml"], "no such file"),
         (["run", "config.yaml", "--set", "run.seed"], "--set takes key=value"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evsys_sdk.cli.options import json_option, verb
+from evsys_sdk.cli.options import PORT, json_option, verb
 from evsys_sdk.constants import EXIT_OK
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PUBLIC_URL_VARIABLE = "EVSYS_DASHBOARD_URL"
 @click.option(
     "--dir", "dirs", multiple=True, metavar="DIR", help="look through this folder instead of the project's; repeatable"
 )
-@click.option("--port", type=int, help="where to listen (default: the first free port from 8000 on)")
+@click.option("--port", type=PORT, help="where to listen (default: the first free port from 8000 on)")
 @click.option(
     "--host",
     default="127.0.0.1",

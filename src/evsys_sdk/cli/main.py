@@ -190,8 +190,9 @@ def usage_message(exc: click.UsageError) -> str:
     elif isinstance(exc, click.BadParameter) and exc.param and isinstance(exc.param.type, click.types.IntParamType):
         # click says `0 is not in the range x>=1` and `'x' is not a valid integer range`.
         value = exc.message.partition(" is not ")[0]
-        lowest = getattr(exc.param.type, "min", None)
+        lowest, highest = (getattr(exc.param.type, bound, None) for bound in ("min", "max"))
         wanted = "a whole number" if lowest is None else f"a whole number of at least {lowest}"
+        wanted += "" if highest is None else f" and at most {highest}"
         text = f"{exc.param.opts[0]} is {value}; give {wanted}"
     return f"{ctx.command_path}: {text}"
 

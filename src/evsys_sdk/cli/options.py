@@ -69,6 +69,7 @@ class VerbGroup(click.Group):
 verb = functools.partial(click.command, cls=Verb)
 group = functools.partial(click.group, cls=VerbGroup)
 POSITIVE = click.IntRange(min=1)
+PORT = click.IntRange(0, 65535)
 
 
 def not_negative(text: str | float) -> float:
@@ -125,7 +126,7 @@ environment_option = click.option(
 
 def listen_options[T: Callable[..., object]](function: T) -> T:
     """`--host` and `--port` of a server."""
-    port = click.option("--port", type=int, default=0, help="0 (the default) takes any free one and prints it")
+    port = click.option("--port", type=PORT, default=0, help="0 (the default) takes any free one and prints it")
     host = click.option("--host", default="127.0.0.1", help="where to listen; beyond this machine a key is needed")
     return host(port(function))
 
