@@ -236,7 +236,7 @@ def test_a_hypothesis_written_before_the_results_is_a_prediction_also_when_it_is
         "evsys_sdk.experiment.experiment.conclude",
         "evsys_sdk.stats.judge.more_tasks",
         "evsys_sdk.report.figures.forest",
-        "evsys_sdk.report.page.arms_section",
+        "evsys_sdk.report.page.arms_table",
     ],
 )
 def test_an_error_of_the_statistics_never_costs_the_record(sweep, monkeypatch, place):
