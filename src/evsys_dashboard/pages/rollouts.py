@@ -50,7 +50,8 @@ def sides_of_task(project: Project, run: GenerationRow, one: EvalRow, task_id: s
     """The task in every run of the experiment and at every step, on the same benchmark."""
     found = (
         PredictionRow.objects.filter(project=project, generation__experiment_id=run.experiment_id, task_id=task_id)
-        .filter(eval__split=one.split, eval__name=one.name)
+        # A client may name any evaluation, another project's too: its name and step are not for this one to see.
+        .filter(eval__project=project, eval__split=one.split, eval__name=one.name)
         .select_related("eval", "generation")
     )
 
