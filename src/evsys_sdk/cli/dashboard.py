@@ -38,6 +38,7 @@ def dashboard(dirs: tuple[str, ...], port: int | None, host: str, no_browser: bo
     With --host ADDR, the server of a team: records come over HTTP, into EVSYS_DATABASE_URL or
     .evsys/dashboard-team.sqlite."""
     from evsys_sdk.errors import EvsysError, need
+    from evsys_sdk.logs import get_logger
 
     for module in ("django", "uvicorn", "whitenoise"):
         need(module, extra="dashboard")
@@ -52,6 +53,9 @@ def dashboard(dirs: tuple[str, ...], port: int | None, host: str, no_browser: bo
     sock = listen(host, port)
     with sock:
         if is_loopback(host):
+            if os.environ.get(DATABASE_VARIABLE):
+                text = "%s is for the server of a team (--host); the dashboard of this folder keeps its own database"
+                get_logger(__name__).warning(text, DATABASE_VARIABLE)
             return serve_folder(sock, host, folders, opens_browser=not no_browser, as_json=as_json)
         return serve_team(sock, host, as_json=as_json)
 
