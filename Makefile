@@ -3,7 +3,7 @@
 
 QUICKSTART      ?= .venv/bin/evsys run examples/quickstart/config.yaml
 QUICKSTART_SETS ?= local
-DEV_SETS        ?= dev local tinker harbor frontier search plot ray serve dashboard
+DEV_SETS        ?= dev local tinker harbor frontier search plot ray serve dashboard mcp gepa llama_cpp
 PYTEST_ARGS     ?= -q -n auto --dist worksteal
 PERF            ?= $(sort $(wildcard perf/*.py))
 LOCK_FLAGS      ?=
