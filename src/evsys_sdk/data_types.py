@@ -328,6 +328,21 @@ def task_messages(task: HarborTask) -> list[Message]:
     return with_tools(messages, task.metadata)
 
 
+def with_system_prompt(messages: list[Message], prompt: str | None) -> list[Message]:
+    """The messages with `prompt` in front, as the system message; the text of one that is there follows it."""
+    if not prompt:
+        return messages
+    if not messages or messages[0].get("role") != "system":
+        first: Message = {"role": "system", "content": prompt}
+        if messages and "tools" in messages[0]:  # they stand on the first message, wherever that is
+            first["tools"] = messages[0]["tools"]
+            messages = [{key: value for key, value in messages[0].items() if key != "tools"}, *messages[1:]]
+        return [first, *messages]
+    first, *rest = messages
+    own = content_text(first.get("content"))
+    return [{**first, "content": f"{prompt}\n\n{own}" if own else prompt}, *rest]
+
+
 def with_tools(messages: list[Message], metadata: Columns) -> list[Message]:
     """The messages with the tools that `metadata.tools` describes on the first one, where chat templates find them."""
     tools = metadata.get("tools")

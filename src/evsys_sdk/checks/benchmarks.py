@@ -21,10 +21,10 @@ from evsys_sdk.config.yaml_io import source_of
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.errors import ConfigError, EvsysError, Problem, error_boundary
 from evsys_sdk.eval.benchmark import BenchmarkLoader, cluster_problem, sampling_problem
-from evsys_sdk.eval.hosted import hosted_problems
 from evsys_sdk.inference.policy import is_trained_here
 from evsys_sdk.protocols import SANDBOX, AgentSpec
 from evsys_sdk.rollout.agents import find_agent
+from evsys_sdk.rollout.client_model import hosted_problems
 from evsys_sdk.rollout.requirements import environment_problem, is_class_path, kind_problem
 from evsys_sdk.rollout.task_dirs import has_own_tests
 from evsys_sdk.verifiers.grading import missing_for, never_grades, plan_of, verifier_names

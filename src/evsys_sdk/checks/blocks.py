@@ -127,6 +127,9 @@ def all_data(run: RunConfig) -> Iterator[tuple[str, DataConfig]]:
         with suppress(ValidationError, TypeError, AttributeError):  # reported by the check of the block
             if phase.get("data") is not None:
                 yield f"algorithm.params.phases[{index}].data", DataConfig.model_validate(phase["data"])
+    if run.algorithm.kind == "gepa_prompt" and (given := run.algorithm.params.get("val_data")) is not None:
+        with suppress(ValidationError, TypeError):
+            yield "algorithm.params.val_data", DataConfig.model_validate(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

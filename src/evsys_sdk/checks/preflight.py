@@ -28,7 +28,7 @@ from evsys_sdk.checks.blocks import (
 )
 from evsys_sdk.checks.contamination import foreseen_leakage
 from evsys_sdk.checks.metrics import direction_warnings, metric_problems, why_not_in_training, with_judged_metrics
-from evsys_sdk.checks.prompts import prompt_warnings
+from evsys_sdk.checks.prompts import prompt_search_problems, prompt_search_warnings, prompt_warnings
 from evsys_sdk.checks.rows import early_problems, source_problems
 from evsys_sdk.checks.search import search_problems
 from evsys_sdk.checks.test_selection import overlap_problems, overlap_warnings
@@ -92,6 +92,7 @@ def deep_warnings(config: ExperimentConfig, *, run_code: bool = True) -> list[Pr
         found = [*overlap_warnings(config, benchmarks), *prompt_warnings(config, benchmarks)]
         found += [] if is_partial else direction_warnings(config)
         found += misplaced_notes(config)
+        found += prompt_search_warnings(config)
         # Under `error` it has been a problem; without the project's transforms its rows are not known.
         if config.leakage == "warn" and not is_partial:
             found += foreseen_leakage(config, benchmarks)
@@ -146,6 +147,7 @@ def deep_problems(
         problems += search_problems(config)
         problems += metric_problems(config)
     problems += arm_problems(config)
+    problems += prompt_search_problems(config)
     problems += overlap_problems(config, benchmarks)
     for index, entry in enumerate(config.metadata.benchmark):
         place = f"metadata.benchmark[{index}]"

@@ -168,3 +168,28 @@ def _of_training(run: RunConfig, config: ExperimentConfig) -> Prompts | None:
         return None
     templates = [spec.params.get(key) for spec in blocks[0].transforms for key in TEMPLATES]
     return Prompts(chats=chats, template=next((text for text in templates if isinstance(text, str)), ""))
+
+
+def prompt_search_problems(config: ExperimentConfig) -> list[Problem]:
+    """Scores that a prompt search cannot make: it has no weights to score before it ends."""
+    message = "gepa_prompt has no weights to score during the search; remove run_every"
+    return [
+        Problem(path=f"metadata.benchmark[{index}].run_every", message=message, value=entry.run_every)
+        for index, entry in enumerate(config.metadata.benchmark)
+        if entry.run_every is not None and _searches_prompts(config)
+    ]
+
+
+def prompt_search_warnings(config: ExperimentConfig) -> list[Problem]:
+    """A prompt search whose result nothing can be compared with."""
+    entries = config.metadata.benchmark
+    if not _searches_prompts(config) or any(entry.baseline for entry in entries):
+        return []
+    message = "no benchmark scores the seed prompt, so the verdict cannot say whether the new prompt is better; "
+    place = "metadata.benchmark[0].baseline" if entries else "metadata.benchmark"
+    fix = "set baseline: true" if entries else "add a benchmark with baseline: true"
+    return [source_of(config).located(Problem(path=place, message=message + fix))]
+
+
+def _searches_prompts(config: ExperimentConfig) -> bool:
+    return any(recipe.spec.kind == "gepa_prompt" for run in config.all_runs() for recipe in recipes_of(run))

@@ -256,6 +256,8 @@ def serve(
 
 def announce(at: RunningEndpoint, target: Target, key_variable: str | None, *, as_json: bool) -> None:
     """Print where the endpoint listens, and a curl command that tries it."""
+    from evsys_sdk.errors import shorten
+
     if as_json:
         address = {
             "url": at.url,
@@ -264,6 +266,7 @@ def announce(at: RunningEndpoint, target: Target, key_variable: str | None, *, a
             "base_model": target.model,
             "backend": target.backend,
             "checkpoint": target.checkpoint,
+            "system_prompt": target.system_prompt,
             "key": key_variable,
         }
         print(json.dumps(address))
@@ -273,6 +276,8 @@ def announce(at: RunningEndpoint, target: Target, key_variable: str | None, *, a
         key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""
         curl = f"curl {at.base_url()}/chat/completions -H 'Content-Type: application/json'{key}"
         print(f"serving {target.name}{of} on {at.base_url()}\ntry: {curl} -d {shlex.quote(json.dumps(body))}")
+        if target.system_prompt:
+            print(f"system prompt before every chat: {shorten(target.system_prompt, 200)}")
     sys.stdout.flush()
 
 

@@ -6,16 +6,14 @@ scores is `scoring`'s; this is the only place that builds an `EvalResult` from r
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from evsys_sdk.data_types import Columns, HarborTask
 from evsys_sdk.eval.scoring import NamedMetric, break_down, score_all, scores_of_task, why_invalid
 from evsys_sdk.protocols import AgentSpec, EvalResult, FinishedRollouts, Renderer, Rollout, RolloutEngine, TaskScores
-from evsys_sdk.rollout.trial import all_of
 from evsys_sdk.stats.clusters import Clusters
 from evsys_sdk.training_api import SamplingClient, SamplingParams
 
@@ -105,29 +103,3 @@ def score_tasks(tasks: Iterable[EvalTask], groups: Iterable[Sequence[Rollout]]) 
         scores_of_task(task.task_id, rollouts, target=task.target, metadata=task.metadata)
         for task, rollouts in zip(tasks, groups, strict=True)
     ]
-
-
-async def answer_each[T: EvalTask](
-    tasks: Sequence[T],
-    answer: Callable[[T, int], Awaitable[Rollout]],
-    *,
-    num_samples: int,
-    concurrency: int,
-    finished: FinishedRollouts | None,
-) -> list[list[Rollout]]:
-    """`answer(task, sample)` for every sample of every task, at most `concurrency` at a time; when one raises, the
-    others end with it."""
-    slots = asyncio.Semaphore(concurrency)
-
-    async def roll(task: T, sample: int) -> Rollout:
-        known = finished.find(task.task_id, sample) if finished is not None else None
-        if known is not None:
-            return known
-        async with slots:
-            rollout = await answer(task, sample)
-            if finished is not None:
-                finished.add(task.task_id, sample, rollout)
-        return rollout
-
-    made = await all_of([roll(task, sample) for task in tasks for sample in range(num_samples)])
-    return [made[first : first + num_samples] for first in range(0, len(made), num_samples)]

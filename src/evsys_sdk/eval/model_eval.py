@@ -27,14 +27,16 @@ from evsys_sdk.errors import (
     MissingDependency,
 )
 from evsys_sdk.eval.aliases import DEFAULT_SYSTEM, LEVELS, AliasMatcher, Level, chat_messages, extract_predicted_slug
-from evsys_sdk.eval.evaluate import answer_each, evaluate
-from evsys_sdk.eval.row_eval import Prompt, RowQuestion, ask_text, question_of
+from evsys_sdk.eval.evaluate import evaluate
+from evsys_sdk.eval.row_eval import RowQuestion, question_of
 from evsys_sdk.eval.scoring import is_errored
 from evsys_sdk.files import read_rows, reason, write_json, write_rows, write_text
 from evsys_sdk.format import inline_markdown
+from evsys_sdk.inference.base import Prompt
 from evsys_sdk.protocols import FinishedRollouts, InferenceClient, Rollout, Row, Score, Turn
 from evsys_sdk.redaction import redact
 from evsys_sdk.registry import metrics
+from evsys_sdk.rollout.client_model import answer_each, ask_text
 
 # Calls that may fail: tried again with growing pauses, and reported when they fail for good.
 #

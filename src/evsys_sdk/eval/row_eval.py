@@ -6,26 +6,24 @@ verifier are judged by it; all others by comparison with their target. Folding i
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
 
 from evsys_sdk.answers import answer_in, same_answer, wanted_answer
 from evsys_sdk.constants import VERIFIER_SECONDS
-from evsys_sdk.data_types import Columns, Content, HarborTask, InProcessVerifier, Message, detect_format, from_dict
+from evsys_sdk.data_types import Columns, Content, HarborTask, InProcessVerifier, detect_format, from_dict
 from evsys_sdk.errors import BackendError, Cancelled, DataError, EvsysError, error_boundary, shorten
-from evsys_sdk.eval.evaluate import answer_each, evaluate
+from evsys_sdk.eval.evaluate import evaluate
 from evsys_sdk.eval.scoring import NamedMetric
+from evsys_sdk.inference.base import Prompt
 from evsys_sdk.protocols import EvalResult, FinishedRollouts, InferenceClient, Rollout, Row, Turn
 from evsys_sdk.registry import verifiers
+from evsys_sdk.rollout.client_model import answer_each, call_generate, shortest
 
-Prompt = str | list[Message]
 Ask = Callable[[Prompt], Awaitable[str]]
 
 CONCURRENCY = 16
@@ -127,33 +125,12 @@ def asker(client: InferenceClient) -> Ask:
         return lambda prompt: agenerate(prompt=prompt)
     settings = getattr(client, "cfg", None)
     return partial(
-        _generate,
+        call_generate,
         client.generate,
         max_tokens=getattr(settings, "max_tokens", _DEFAULT_MAX_TOKENS),
         temperature=getattr(settings, "temperature", 0.0),
         stop=getattr(settings, "stop", None),
     )
-
-
-async def ask_text(
-    client: InferenceClient, prompt: Prompt, *, max_tokens: int, temperature: float, stop: Sequence[str] | None = None
-) -> str:
-    """What an InferenceClient says to a prompt with these settings; in a thread unless it can be awaited."""
-    agenerate = getattr(client, "agenerate", None)
-    if callable(agenerate):
-        text = await agenerate(prompt=prompt, max_tokens=max_tokens, temperature=temperature, stop=stop)
-    else:
-        text = await _generate(client.generate, prompt, max_tokens=max_tokens, temperature=temperature, stop=stop)
-    if not isinstance(text, str):
-        raise BackendError(f"the client returned {type(text).__name__}, not text")
-    return text
-
-
-async def _generate(generate: Callable[..., Any], prompt: Prompt, **settings: object) -> Any:
-    """What a client of a project returns, which may be anything; in a thread unless it can be awaited."""
-    if inspect.iscoroutinefunction(generate):
-        return await generate(prompt=prompt, **settings)
-    return await asyncio.to_thread(generate, prompt=prompt, **settings)
 
 
 def question_of(row: Row, index: int) -> RowQuestion:
@@ -211,13 +188,6 @@ def prompt_of(row: Row) -> Prompt | None:
         lines = [f"{key}: {value}" for key, value in inputs.items()]
         return "\n".join(lines) if len(lines) > 1 else str(*inputs.values())
     return None
-
-
-def shortest(messages: list[Message]) -> Prompt:
-    """A chat of one user text as just that text: what a client that knows no messages can take."""
-    only = messages[0] if len(messages) == 1 else {}
-    content = only.get("content")
-    return content if only.get("role") == "user" and isinstance(content, str) else messages
 
 
 def target_of(row: Row) -> object:

@@ -20,13 +20,14 @@ from evsys_sdk.config.metadata import BenchmarkEntry, HostedModel
 from evsys_sdk.config.schema import ExperimentConfig
 from evsys_sdk.errors import Cancelled
 from evsys_sdk.eval.benchmark import BenchmarkLoader
-from evsys_sdk.eval.hosted import CONCURRENCY, score_hosted
+from evsys_sdk.eval.hosted import score_hosted
 from evsys_sdk.files import encode_record, whole_file
 from evsys_sdk.protocols import EvalResult
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import Journal, JournalledRollouts, RunJournal, read_eval, to_data_without
 from evsys_sdk.record.models import plain_settings, rollout_to_data
 from evsys_sdk.report.conclusion import ModelScore
+from evsys_sdk.rollout.client_model import CONCURRENCY
 from evsys_sdk.run.evals import guarded
 from evsys_sdk.run.plan import ExtensionFactory, NotingJournal, ReadNotes, read_before
 from evsys_sdk.run.stop import StopFlag

@@ -37,7 +37,7 @@ from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.eval.aliases import DEFAULT_SYSTEM, AliasMatcher
 from evsys_sdk.eval.benchmark import Benchmark, cluster_problem, sampling_problem, task_problems
 from evsys_sdk.eval.evaluate import WeightsModel
-from evsys_sdk.eval.hosted import hosted_problems, score_hosted
+from evsys_sdk.eval.hosted import score_hosted
 from evsys_sdk.eval.metrics import samples_needed
 from evsys_sdk.eval.model_eval import EvalSummary, ModelEvalConfig, evaluate_answers, load_eval_dataset
 from evsys_sdk.eval.scoring import is_errored
@@ -61,6 +61,7 @@ from evsys_sdk.record.local_logger import rollout_record
 from evsys_sdk.record.models import RunRecord, eval_summary
 from evsys_sdk.redaction import redact_data
 from evsys_sdk.rollout.agents import find_agent
+from evsys_sdk.rollout.client_model import hosted_problems
 from evsys_sdk.rollout.engine import HarborRolloutEngine, refusal
 from evsys_sdk.rollout.requirements import kind_problem
 from evsys_sdk.rollout.task_dirs import has_own_tests

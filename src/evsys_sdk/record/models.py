@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationEr
 from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.data_types import HarborTask, content_text, task_messages
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.files import write_json
+from evsys_sdk.files import read_object, write_json
 from evsys_sdk.protocols import EvalResult, Rollout, RunResult, RunStatus, Score, StoppedAt, Turn, of_kept_weights
 from evsys_sdk.record.callbacks import steering
 from evsys_sdk.record.environment import config_hash, describe_environment
@@ -533,3 +533,17 @@ class RunRecorder:
 
 def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def read_prompt(artifacts: dict[str, str], run_dir: Path | None = None) -> str | None:
+    """The system prompt that a run left as its artifact `prompt`; None where it left none. `run_dir` is where the run
+    is now: its directory may have been moved since."""
+    path = artifacts.get("prompt")
+    if path is None:
+        return None
+    moved = run_dir / Path(path).name if run_dir is not None else None
+    found = read_object(moved if moved is not None and moved.exists() else Path(path))
+    text = (found or {}).get("system_prompt")
+    if not isinstance(text, str):
+        raise EvsysError(f"{path}: no prompt can be read from it; run the search again")
+    return text

@@ -11,9 +11,10 @@ from evsys_sdk.contamination.audit import (
     say_at_once,
 )
 from evsys_sdk.contamination.tasks import BenchmarkTasks
-from evsys_sdk.data.rows import LoadedRows
+from evsys_sdk.data.rows import LoadedRows, content_sha256
 from evsys_sdk.errors import DataError, EvsysError
 from evsys_sdk.eval.row_eval import EVAL_DATA
+from evsys_sdk.protocols import Row
 from evsys_sdk.run.attempt import RunAttempt
 
 
@@ -39,6 +40,12 @@ def audit_block(attempt: RunAttempt, place: str, loaded: LoadedRows) -> LoadedRo
     if found and config.leakage == "error":
         raise DataError(refusal(place, found))
     return loaded
+
+
+def audit_prompt(attempt: RunAttempt, prompt: str) -> None:
+    """Audit a prompt that was searched like a row: a prompt that quotes a task is trained on it."""
+    rows: list[Row] = [{"messages": [{"role": "user", "content": prompt}]}]
+    audit_block(attempt, "prompt", LoadedRows(rows=rows, sha256=content_sha256(rows), source="prompt", n_raw=1))
 
 
 def refuse_test_questions(attempt: RunAttempt) -> None:

@@ -35,11 +35,12 @@ from evsys_sdk.protocols import (
     RunResult,
 )
 from evsys_sdk.record.callbacks import eval_metrics
+from evsys_sdk.rollout.client_model import ClientModel
 from evsys_sdk.rollout.engine import HarborRolloutEngine
 from evsys_sdk.rollout.trial import TrialSettings
 from evsys_sdk.run.attempt import RunAttempt
 from evsys_sdk.run.http_policy import http_front
-from evsys_sdk.training.rendering import renderer_for, renderer_with
+from evsys_sdk.training.rendering import ChatRenderer, renderer_for, renderer_with, with_prompt
 from evsys_sdk.training_api import SamplingClient, SamplingParams, discard_weights, let_go
 from evsys_sdk.verifiers.grading import grade
 
@@ -60,19 +61,23 @@ class RunEvals:
     seed: int
     max_tasks: int | None = None
     """A ceiling from `--dry`."""
-    renderer: Renderer | None = None
+    renderer: ChatRenderer | None = None
     loaded: dict[str, Benchmark] = field(default_factory=dict)
     """`<role>/<label>` -> the benchmarks of entries that were scored."""
     finished: Callable[[str, str, str, int | None], FinishedRollouts] | None = None
     """Where an evaluation (split, name, hash of its tasks, step) keeps its rollouts one by one."""
-    render_with: Callable[[str], Renderer] | None = None
+    render_with: Callable[[str], ChatRenderer] | None = None
     """Makes a renderer of a `chat_template`; None where there is but one template."""
     trained_on: frozenset[str] = frozenset()
     """Hashes of the files and rows that the run trains on."""
     contaminated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Benchmark, as the leakage audit names it -> how many of its tasks appear in training rows, and of how many."""
+    system_prompt: str | None = None
+    """Stands before the messages of every task: what an algorithm that searches prompts starts from or has found."""
+    client: InferenceClient | None = None
+    """Answers in the place of the weights, where the algorithm searches a prompt for a hosted model."""
     engines: dict[str, RolloutEngine] = field(default_factory=dict)
-    renderers: dict[str, Renderer] = field(default_factory=dict)
+    renderers: dict[str, ChatRenderer] = field(default_factory=dict)
     """By the entries that configure one of their own."""
 
     @classmethod
@@ -83,7 +88,7 @@ class RunEvals:
         length = getattr(service, "context_length", None)
         settings = TrialSettings(http_front=partial(http_front, length), context_length=length)
 
-        def render_with(template: str) -> Renderer:
+        def render_with(template: str) -> ChatRenderer:
             if service is None:
                 raise BackendError(f"backend {plan.run.backend.kind!r} has no tokenizer to render with")
             return renderer_with(template, service.get_tokenizer(), path_folders(source_of(plan.experiment)))
@@ -102,6 +107,12 @@ class RunEvals:
                 for name in {audit["benchmark"] for audit in leakage}
             },
         )
+
+    def use_prompt_of(self, algorithm: object) -> None:
+        """Score with the prompt, and by the client, of an algorithm that changes prompts instead of weights."""
+        self.system_prompt = getattr(algorithm, "starting_prompt", None)
+        make_client = getattr(algorithm, "task_client", None)
+        self.client = make_client() if callable(make_client) else None
 
     def due(self, step: int) -> list[BenchmarkEntry]:
         """Entries to score in the loop after `step`."""
@@ -128,20 +139,28 @@ class RunEvals:
         with contextlib.suppress(EvsysError):
             self.load(entry)
 
-    async def score(self, entry: BenchmarkEntry, sampler: SamplingClient, *, step: int | None) -> EvalResult:
-        """Score one entry; a failure of the scoring itself becomes the result's error."""
+    async def score(self, entry: BenchmarkEntry, sampler: SamplingClient | None, *, step: int | None) -> EvalResult:
+        """Score one entry; a failure of the scoring itself becomes the result's error. Without a sampler `client`
+        answers."""
 
         async def work() -> EvalResult:
             key = self.load(entry)
             limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
             sampling = SamplingParams(max_tokens=entry.max_tokens, temperature=entry.temperature, seed=self.seed)
-            model = WeightsModel(
-                engine=self._engine(entry, key),
-                sampler=sampler,
-                renderer=self._renderer(entry, key),
-                sampling=sampling,
-                agent=agent_of(entry),
-            )
+            model: ClientModel | WeightsModel
+            if self.client is not None:
+                if entry.agent_import_path is not None:
+                    raise EvsysError("an agent samples from weights; the hosted task_model is asked without an agent")
+                model = ClientModel(self.client, sampling=sampling, system_prompt=self.system_prompt)
+            else:
+                assert sampler is not None
+                model = WeightsModel(
+                    engine=self._engine(entry, key),
+                    sampler=sampler,
+                    renderer=self._renderer(entry, key),
+                    sampling=sampling,
+                    agent=agent_of(entry),
+                )
             result = await self.loaded[key].score(
                 model,
                 metrics=entry.metrics,
@@ -178,17 +197,20 @@ class RunEvals:
         if self.renderer is None:
             raise BackendError("the backend has no tokenizer to render tasks with")
         if self.render_with is None or entry.chat_template is None:
-            return self.renderer
+            return with_prompt(self.renderer, self.system_prompt)
         if key not in self.renderers:
             self.renderers[key] = self.render_with(entry.chat_template)
-        return self.renderers[key]
+        return with_prompt(self.renderers[key], self.system_prompt)
 
-    async def score_once(self, entry: BenchmarkEntry, sampler: SamplingClient, *, step: int | None) -> EvalResult:
+    async def score_once(
+        self, entry: BenchmarkEntry, sampler: SamplingClient | None, *, step: int | None
+    ) -> EvalResult:
         """Score one entry and release the sampler."""
         try:
             return await self.score(entry, sampler, step=step)
         finally:
-            let_go(sampler)
+            if sampler is not None:
+                let_go(sampler)
 
 
 def agent_of(entry: BenchmarkEntry) -> AgentSpec | None:
@@ -225,6 +247,8 @@ async def score_untrained(attempt: RunAttempt, hooks: LoopHooks) -> None:
         hooks.callbacks.doing(hooks.ctx, "scoring")
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
+            if scoring.client is not None:
+                return await scoring.score_once(entry, None, step=0)
             async with _starting_sampler(attempt, hooks.ctx) as sampler:
                 return await scoring.score_once(entry, sampler, step=0)
 
@@ -263,7 +287,8 @@ async def score_trained(attempt: RunAttempt, hooks: LoopHooks, trained: RunResul
     for entry in scoring.outstanding(hooks.of_this_stage(), hooks.weights_step):
 
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
-            return await scoring.score_once(entry, await attempt.sampler_of(trained), step=None)
+            sampler = await attempt.sampler_of(trained) if scoring.client is None else None
+            return await scoring.score_once(entry, sampler, step=None)
 
         hooks.add(await hooks.stop.unless_set(guarded(work, name=entry.label, split=entry.role)))
     evaluation = attempt.plan.run.eval
@@ -294,7 +319,7 @@ async def _score_eval_block(attempt: RunAttempt, hooks: LoopHooks, trained: RunR
     if isinstance(client, TrainedModelClient):
         sampler = await attempt.sampler_of(trained)
         assert hooks.scoring.renderer is not None  # sampler_of has refused a backend without a service
-        client.attach(sampler, hooks.scoring.renderer, plan.run.seed)
+        client.attach(sampler, with_prompt(hooks.scoring.renderer, hooks.scoring.system_prompt), plan.run.seed)
 
     def finished(sha256: str) -> FinishedRollouts:
         return hooks.finished("eval", "eval", sha256, None)

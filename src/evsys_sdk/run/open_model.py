@@ -20,8 +20,8 @@ from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.errors import BackendError, EvsysError, error_boundary
 from evsys_sdk.history.checkpoint_refs import CheckpointName, find_run, weights_at
 from evsys_sdk.protocols import Renderer
-from evsys_sdk.record.models import RunRecord
-from evsys_sdk.training.rendering import renderer_for
+from evsys_sdk.record.models import RunRecord, read_prompt
+from evsys_sdk.training.rendering import renderer_for, with_prompt
 from evsys_sdk.training_api import SamplingClient
 
 DEFAULT_BACKEND = "local"
@@ -41,6 +41,8 @@ class Target:
     renderer_name: str | None = None
     checkpoint: str | None = None
     """Sampler weights; None is the base model as it is."""
+    system_prompt: str | None = None
+    """Stands before every chat: the prompt that a run of `gepa_prompt` found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,7 @@ def _from_run(ref: ModelRef, run_dir: Path, checkpoint: str | None) -> Target:
         backend_params={**backend.params, **ref.params},
         renderer_name=model.renderer_name,
         checkpoint=checkpoint,
+        system_prompt=read_prompt(record.artifacts, run_dir),
     )
 
 
@@ -163,7 +166,8 @@ class OpenModel:
         return made
 
     def renderer(self) -> Renderer:
-        return renderer_for(self.config, self.service.get_tokenizer(), self.target.backend)
+        renderer = renderer_for(self.config, self.service.get_tokenizer(), self.target.backend)
+        return with_prompt(renderer, self.target.system_prompt)
 
     @property
     def context_length(self) -> int | None:

@@ -25,9 +25,10 @@ from evsys_sdk.history.checkpoint_refs import Weights, checkpoint_path
 from evsys_sdk.protocols import Algorithm, Backend, DataStore, LogStore, RunContext, RunResult, RunStatus
 from evsys_sdk.record.layout import open_run_dir
 from evsys_sdk.record.log_stores import with_log_dir
+from evsys_sdk.record.models import read_prompt
 from evsys_sdk.redaction import redact_data
 from evsys_sdk.run.attempt import RunAttempt, new_record
-from evsys_sdk.run.contamination import audit_block, refuse_test_questions
+from evsys_sdk.run.contamination import audit_block, audit_prompt, refuse_test_questions
 from evsys_sdk.run.evals import score_trained, score_untrained
 from evsys_sdk.run.hooks import LoopHooks
 from evsys_sdk.run.plan import RunPlan
@@ -121,14 +122,13 @@ def _train_and_score(attempt: RunAttempt, ctx: RunContext, stages: list[tuple[st
     for number, (name, loaded) in enumerate(stages, 1):
         ctx.stage = name
         ctx.extras.update(train_rows=loaded.rows, n_train_rows=len(loaded.rows))
+        algorithm: Algorithm = attempt.extensions.build(registry.algorithms, attempt.plan.run.algorithm, "algorithm")
+        hooks.scoring.use_prompt_of(algorithm)
         if number == 1:
             attempt.announce_start()
             run_async(score_untrained(attempt, hooks))
         hooks.begin_stage(name)
         try:
-            algorithm: Algorithm = attempt.extensions.build(
-                registry.algorithms, attempt.plan.run.algorithm, "algorithm"
-            )
             trained = algorithm.train(ctx)
         finally:
             hooks.close()
@@ -137,6 +137,10 @@ def _train_and_score(attempt: RunAttempt, ctx: RunContext, stages: list[tuple[st
             attempt.result.chosen_steps[name or ""] = hooks.chosen
         if trained.status != "completed":
             break
+        prompt = read_prompt(trained.artifacts)
+        if prompt is not None:
+            hooks.scoring.system_prompt = prompt
+            audit_prompt(attempt, prompt)
         attempt.result.metrics.update(run_async(score_trained(attempt, hooks, trained, loaded.rows)))
         ctx.start_from = trained.artifacts.get("final_checkpoint")
         if ctx.start_from is None and number < len(stages):

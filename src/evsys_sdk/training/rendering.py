@@ -20,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from evsys_sdk.data_types import TEXT_ROLE, ChatMessagesRow, content_text, is_learnt, with_tools
+from evsys_sdk.data_types import TEXT_ROLE, ChatMessagesRow, content_text, is_learnt, with_system_prompt, with_tools
 from evsys_sdk.errors import (
     BackendError,
     DataError,
@@ -162,6 +162,25 @@ class ChatRenderer:
             if tokens[position] == self.tokenizer.eos_token_id:
                 return position + 1
         return len(tokens)
+
+
+class PromptedRenderer(ChatRenderer):
+    """Another renderer with a system prompt in front of every chat: how a model is asked whose prompt was searched."""
+
+    def __init__(self, inner: ChatRenderer, system_prompt: str):
+        super().__init__(inner.tokenizer)
+        self.inner, self.system_prompt = inner, system_prompt
+
+    def prompt(self, messages: Messages) -> list[int]:
+        return self.inner.prompt(with_system_prompt(messages, self.system_prompt))
+
+    def whole(self, messages: Messages) -> list[int]:
+        return self.inner.whole(with_system_prompt(messages, self.system_prompt))
+
+
+def with_prompt(renderer: ChatRenderer, system_prompt: str | None) -> ChatRenderer:
+    """The renderer, with the system prompt in front of every chat where there is one."""
+    return PromptedRenderer(renderer, system_prompt) if system_prompt else renderer
 
 
 def renderer_for(model: Any, tokenizer: Tokenizer, backend_kind: str) -> ChatRenderer:

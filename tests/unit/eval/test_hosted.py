@@ -8,9 +8,10 @@ import pytest
 
 from evsys_sdk.errors import BackendError, EvsysAuthError, EvsysError
 from evsys_sdk.eval.benchmark import Benchmark
-from evsys_sdk.eval.hosted import ClientModel, hosted_problems, score_hosted
+from evsys_sdk.eval.hosted import score_hosted
 from evsys_sdk.inference.base import AskingClient, Completion
 from evsys_sdk.registry import register_verifier, verifiers
+from evsys_sdk.rollout.client_model import ClientModel, hosted_problems
 
 RED = {"task_id": "red", "instruction": "say red", "verifier": {"fn_name": "exact_match", "expected": "red"}}
 BLUE = {"task_id": "blue", "instruction": "say blue", "verifier": {"fn_name": "exact_match", "expected": "blue"}}
