@@ -9,7 +9,7 @@ PERF            ?= $(sort $(wildcard perf/*.py))
 LOCK_FLAGS      ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test slow check format lock perf clean dev
+.PHONY: help quickstart test slow check format lock perf clean dev docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -38,6 +38,11 @@ dev: ## set up the environment for working on the code
 
 lock: dev ## resolve pyproject.toml into requirements/*.txt (newer versions: LOCK_FLAGS=--upgrade)
 	requirements/lock.sh $(LOCK_FLAGS)
+
+docs: ## build the documentation site into build/site
+	@requirements/bootstrap.sh base docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+	@echo "docs    build/site/index.html"
 
 perf: dev ## run the speed measurements
 	@set -e; for script in $(PERF); do echo "== $$script"; .venv/bin/python $$script; done

@@ -27,4 +27,5 @@ for extra in $extras; do
   [ "$extra" = all ] || lock "$extra" pyproject.toml --extra "$extra" --constraint requirements/all.txt
 done
 lock build --group build --constraint requirements/all.txt
+lock docs --group docs --constraint requirements/all.txt
 lock uv --group uv "$@"
