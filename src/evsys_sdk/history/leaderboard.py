@@ -473,7 +473,7 @@ def _count(found: list[BenchmarkLooks], entry: ExperimentEntry, digest: Digest) 
         label = suite_label(score.split, score.benchmark)
         for arm in digest.scored:
             # The set with these tasks, or one that shares at least half of them; a new one where there is none.
-            # Metrics are apart: they differ in what an interval's width means, and a best by one says nothing of others.
+            # Metrics are apart: a width in seconds says nothing of a share, nor the best by one metric of another.
             is_mock = arm.arm in mock
             for looks in found:
                 is_same = looks.tasks == tasks or (sketch and looks.sketch and sketch.is_like(looks.sketch))

@@ -660,8 +660,9 @@ def test_what_was_selected_on_is_counted_over_experiments(outputs):
     write(outputs, record("last", arm("a", 0.5), day=8))
     text = context_text(read_history(None, [outputs]), 4000)
     assert (
-        "- val/tools pass@1 (tasks tttttttt): 25 arms of 3 experiments compared on it (budget 25); the best of 25 equal "
-        "arms scores about 0.100 too high by chance. The budget is spent: choose on a fresh validation set." in text
+        "- val/tools pass@1 (tasks tttttttt): 25 arms of 3 experiments compared on it (budget 25); the best of 25 "
+        "equal arms scores about 0.100 too high by chance. The budget is spent: choose on a fresh validation set."
+        in text
     )
 
 
