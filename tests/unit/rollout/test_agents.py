@@ -127,7 +127,7 @@ def test_an_agent_that_is_not_there_is_answered_with_the_nearest(kind, message):
 
 def test_params_that_the_agent_does_not_know_are_refused_before_any_rollout():
     register_agent("strict")(Strict)
-    with pytest.raises(ConfigError, match="deph.*unknown key; closest: depth"):
+    with pytest.raises(ConfigError, match=r"deph.*unknown key; closest: depth"):
         find_agent(AgentSpec(kind="strict", params={"deph": 2}))
 
 
