@@ -40,7 +40,7 @@ class Listings:
         self._service.naming.check_facts(str(path), facts)
         lora = facts["lora"]
         return {
-            "base_model": self._service.naming.public,
+            "base_model": self._service.naming.answer(facts.get("asked_as")),
             "is_lora": True,  # said of rank 0 as well: the client resumes LoRA runs only
             "lora_rank": lora["rank"],
             **{key: lora[key] for key in ("train_attn", "train_mlp", "train_unembed")},
@@ -48,7 +48,7 @@ class Listings:
 
     async def sampler(self, _: HttpRequest, sampler_id: str) -> JsonObject:
         sampling = self._service.sessions.sampling(sampler_id)
-        base_model = self._service.naming.public
+        base_model = self._service.naming.public  # whatever was asked for: the client loads the tokenizer by it
         return {"sampler_id": sampler_id, "base_model": base_model, "model_path": sampling.model_path}
 
     async def sessions(self, request: HttpRequest) -> JsonObject:
@@ -124,7 +124,7 @@ class Listings:
         last = {path.kind: self._store.describe(path) for path in paths}
         return {
             "training_run_id": run,
-            "base_model": self._service.naming.public,
+            "base_model": self._service.naming.answer(model.base_model if model else facts.get("asked_as")),
             "model_owner": OWNER,
             "is_lora": rank > 0,
             "lora_rank": rank,

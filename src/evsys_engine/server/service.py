@@ -98,19 +98,19 @@ class Service:
         settings = LoraSettings(**config, seed=secrets.randbelow(2**31) if seed is None else seed)
         adapter = await self.in_worker(self.engine.create_adapter, settings)
         lane = Lane(model_id, self.futures, self.limits, lambda: self.arriving > 0)
-        model = Model(model_id, session, settings, adapter, lane, body.user_metadata)
+        model = Model(model_id, session, settings, adapter, lane, body.base_model, body.user_metadata)
         session.models[model_id] = model
         if session not in self.sessions.all():  # it ended meanwhile
             await self._unload(model)
 
     async def get_info(self, body: bodies.ModelCall) -> JsonObject:
         model = self.sessions.model(body.model_id)
-        name = self.naming.public
+        name = self.naming.answer(model.base_model)
         return {
             "type": "get_info",
             "model_id": model.model_id,
             "model_name": name,
-            "model_data": {"model_name": name, "tokenizer_id": name},
+            "model_data": {"model_name": name, "tokenizer_id": self.naming.public},
             "is_lora": model.settings.rank > 0,
             "lora_rank": model.settings.rank,
         }
@@ -176,6 +176,7 @@ class Service:
         path = TinkerPath(check_name(model.model_id), kind, check_name(name))
         facts = {
             **self.naming.facts(),
+            "asked_as": model.base_model,
             "lora": asdict(model.settings),
             "user_metadata": body.user_metadata,
             "run_metadata": model.user_metadata,

@@ -43,6 +43,11 @@ class Naming:
                 return
         raise BadRequest(f"base model {base_model!r} is not served here; this server has {' alias '.join(self.known)}")
 
+    def answer(self, asked: str | None) -> str:
+        """The name to answer a client with that asked for the model by `asked`: that one, where it is a name of this
+        server's model; else the one that always works."""
+        return asked if asked in self.known else self.public
+
     def facts(self) -> JsonObject:
         """What a checkpoint remembers of the model it was trained on."""
         info = self._info
@@ -195,6 +200,8 @@ class Model:
     settings: LoraSettings
     adapter: Adapter
     lane: Lane
+    base_model: str
+    """As the client called it."""
     user_metadata: JsonObject | None = None
     used_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 

@@ -20,6 +20,7 @@ import click
 
 from evsys_sdk import __version__
 from evsys_sdk.cli.options import VerbGroup
+from evsys_sdk.cli.output import print_text
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
@@ -157,12 +158,12 @@ def run_words(words: list[str]) -> int:
         return EXIT_BAD_INPUT
     except click.UsageError as exc:
         message = usage_message(exc)
-        print(f"{exc.ctx.get_usage()}\n{message}" if exc.ctx else message, file=sys.stderr)
+        print_text(f"{exc.ctx.get_usage()}\n{message}" if exc.ctx else message, stream=sys.stderr)
         if "--json" in words:
             print_refusal(message)
         return EXIT_BAD_INPUT
     except READABLE as exc:
-        print(exc, file=sys.stderr)
+        print_text(str(exc), stream=sys.stderr)
         if "--json" in words:
             print_refusal(str(exc), getattr(exc, "problems", ()), path=path)
         return EXIT_RUN_FAILED if isinstance(exc, RecordLost) else EXIT_BAD_INPUT

@@ -209,7 +209,8 @@ def serve_engine(
 
 @verb("serve")
 @click.argument(
-    "target", help="a run's directory, a checkpoint (<run>@final, <run>@step-12), sampler weights, or a model's name"
+    "target",
+    help="a run's directory or name, a checkpoint (<run>@final, <run>@step-12), sampler weights, or a model's name",
 )
 @click.option("--backend", help="where the model runs: local, mock, tinker (default: local)")
 @click.option("--model", help="the base model of weights that do not lie in their run's directory")

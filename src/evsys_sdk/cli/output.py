@@ -10,8 +10,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from typing import TextIO
 
 LONGEST_TEXT = 2000
 """Characters of one text of a row or a rollout that are printed; `--json` gives all."""
@@ -92,18 +93,28 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def print_text(text: str, indent: str = "") -> None:
-    """Print lines of prose. On a terminal they are wrapped between words, which the terminal itself would not do."""
+def print_text(text: str, indent: str = "", *, stream: TextIO | None = None) -> None:
+    """Print lines of prose, on stdout by default. On a terminal they are wrapped between words, which the terminal
+    itself would not do."""
+    stream = sys.stdout if stream is None else stream
     for line in text.splitlines() or [""]:
         line = f"{indent}{line}"
-        if sys.stdout.isatty():
-            width = shutil.get_terminal_size().columns
+        if stream.isatty():
             inner = " " * (len(line) - len(line.lstrip()) + 2)  # what belongs to a line stands below its beginning
             line = textwrap.fill(
-                line, width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False,
+                line, _width_of(stream), subsequent_indent=inner, break_long_words=False, break_on_hyphens=False,
                 drop_whitespace=True, replace_whitespace=False, expand_tabs=False,
             )  # fmt: skip
-        print(line)
+        print(line, file=stream)
+
+
+def _width_of(stream: TextIO) -> int:
+    """Columns of the terminal behind the stream; stdout's may be a pipe while stderr's is not."""
+    columns = os.environ.get("COLUMNS", "")
+    if stream is not sys.stdout and not columns.isdecimal():
+        with suppress(OSError, ValueError):  # ValueError: a stream without a file
+            return os.get_terminal_size(stream.fileno()).columns
+    return shutil.get_terminal_size().columns
 
 
 def format_size(size: float) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from evsys_sdk.cli.options import POSITIVE, json_option, override_option, quiet_option, verb
-from evsys_sdk.cli.output import check_result_path, print_json, prints_to_stderr, short_path, write_result
+from evsys_sdk.cli.output import check_result_path, print_json, print_text, prints_to_stderr, short_path, write_result
 from evsys_sdk.constants import ENV_LAUNCH_FD, EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
 
 
@@ -54,7 +54,8 @@ def validate(
     for name in runs:
         print(f"  {name}")
     for problem in ignored:
-        print(f"warning: line {problem.line or '?'}  {problem.path}   {problem.message}", file=sys.stderr)
+        text = f"warning: line {problem.line or '?'}  {problem.path}   {problem.message}"
+        print_text(text, stream=sys.stderr)
     return EXIT_OK
 
 
@@ -133,7 +134,7 @@ def run(
     if not result.completed:
         return EXIT_RUN_FAILED
     if strict and result.unread_settings:
-        print(ConfigError(path, strict_problems(result, experiment.config)), file=sys.stderr)
+        print_text(str(ConfigError(path, strict_problems(result, experiment.config))), stream=sys.stderr)
         return EXIT_BAD_INPUT
     return EXIT_OK
 

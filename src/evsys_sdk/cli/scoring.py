@@ -51,8 +51,8 @@ def benchmark() -> None:
 @click.option(
     "--model",
     required=True,
-    help="a run's directory, a checkpoint (<run>@final, <run>@step-12), sampler weights, a model's name, or with "
-    "--inference the provider's name for it",
+    help="a run's directory or name, a checkpoint (<run>@final, <run>@step-12), sampler weights, a model's name, or "
+    "with --inference the provider's name for it",
 )
 @click.option("--backend", help="where the model runs: local, mock, tinker (default: local, or the run's)")
 @click.option("--base-model", help="the base model of weights that do not lie in their run's directory")

@@ -4,7 +4,7 @@ In: entries. Out: `Track`s, one per success metric, set of tasks, model, and moc
 its kept rungs and its dead ends. Scores of different metrics, tasks or models are never put on one ladder, nor are
 scores of the mock backend beside real ones. Scores on test benchmarks alone make no ladder, unless the experiment's
 config allows test scores to select. A run that other experiments took over is counted once. Also out: how often each
-set of tasks was selected on (`BenchmarkLooks`), and what the best of so many arms is worth by chance.
+set of tasks was selected on by each metric (`BenchmarkLooks`), and what the best of so many arms is worth by chance.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import NormalDist, median, variance
 from typing import Any, Literal
 
-from evsys_sdk.format import count
+from evsys_sdk.format import count, shown
 from evsys_sdk.history.digest import ArmDigest, Digest, Settings
 from evsys_sdk.history.history import ExperimentEntry, attempts_of
-from evsys_sdk.score_names import parse_key
+from evsys_sdk.score_names import parse_key, suite_label
 from evsys_sdk.stats.task_sketch import TaskSketch, sketch_from
 
 STUDENT = (
@@ -375,10 +375,14 @@ true level, so beyond that the 95 % interval of the best score usually lies whol
 
 @dataclass(slots=True, kw_only=True)
 class BenchmarkLooks:
-    """One set of tasks, and who chose by it."""
+    """One set of tasks with one metric, and who chose by it."""
 
     benchmark: str
     """Its names, as `val/tools`."""
+    metric: str
+    mode: str = "max"
+    unit: str = ""
+    """What the metric is counted in."""
     tasks: str
     """What tells the tasks from others: the beginning of their hash, or the path where no hash is known."""
     is_mock: bool = False
@@ -394,7 +398,7 @@ class BenchmarkLooks:
 
     @property
     def by_chance(self) -> float | None:
-        """How far the best of so many equal arms is expected above its true level, in the metric's unit; None where no
+        """How far the best of so many equal arms is expected from its true level, in the metric's unit; None where no
         score has an interval."""
         if not self.half_widths or self.n_arms < 2:
             return None
@@ -408,6 +412,7 @@ class BenchmarkLooks:
     def as_dict(self) -> dict[str, Any]:
         return {
             "benchmark": self.benchmark,
+            "metric": self.metric,
             "tasks": self.tasks,
             "mock": self.is_mock,
             "experiments": len(self.experiments),
@@ -419,14 +424,16 @@ class BenchmarkLooks:
         }
 
     def __str__(self) -> str:
-        """`val/tools (tasks 5f0c1a2b): 31 arms of 12 experiments were selected on it; ...`."""
+        """`val/tools pass@1 (tasks 5f0c1a2b): 31 arms of 12 experiments compared on it; ...`."""
         mock = "; mock backend" if self.is_mock else ""
         arms, experiments = count(self.n_arms, "arm"), count(len(self.experiments), "experiment")
         if self.n_attempts:
             experiments += f" and {count(self.n_attempts, 'attempt')} set aside by --fresh"
-        text = f"{self.benchmark} ({self.tasks}{mock}): {arms} of {experiments} compared on it (budget {BUDGET})"
+        name = f"{self.benchmark} {self.metric}"
+        text = f"{name} ({self.tasks}{mock}): {arms} of {experiments} compared on it (budget {BUDGET})"
         if self.by_chance is not None:
-            text += f"; the best of {self.n_arms} equal arms scores about {self.by_chance:.3f} too high by chance"
+            off = f"{shown(self.by_chance, unit=self.unit)} too {'low' if self.mode == 'min' else 'high'} by chance"
+            text += f"; the best of {self.n_arms} equal arms scores about {off}"
         return f"{text}. The budget is spent: choose on a fresh validation set." if self.is_spent else text
 
 
@@ -436,7 +443,7 @@ def expected_maximum(n: int) -> float:
 
 
 def looks_of(entries: Sequence[ExperimentEntry]) -> list[BenchmarkLooks]:
-    """Every set of tasks that was selected on, the most used first."""
+    """Every set of tasks and metric that was selected on, the most used first."""
     found: list[BenchmarkLooks] = []
     counting = sorted((entry for entry in entries if entry.counts), key=lambda entry: entry.when)
     for entry in counted_once(counting):
@@ -459,21 +466,34 @@ def _count(found: list[BenchmarkLooks], entry: ExperimentEntry, digest: Digest) 
     if not digest.selects:
         return []
     mock, touched = mock_arms(digest), []
-    for suite in dict.fromkeys(key.rpartition("/")[0] for key in digest.measured if "/" in key):
+    for key in digest.measured:
+        if (score := parse_key(key)) is None:
+            continue
+        tasks, sketch = name_tasks(digest, score.suite), sketch_from(digest.sketches.get(score.suite))
+        label = suite_label(score.split, score.benchmark)
         for arm in digest.scored:
             # The set with these tasks, or one that shares at least half of them; a new one where there is none.
-            is_mock, tasks, sketch = arm.arm in mock, name_tasks(digest, suite), sketch_from(digest.sketches.get(suite))
+            # Metrics are apart: a width in seconds says nothing of a share, nor the best by one metric of another.
+            is_mock = arm.arm in mock
             for looks in found:
                 is_same = looks.tasks == tasks or (sketch and looks.sketch and sketch.is_like(looks.sketch))
-                if is_same and looks.is_mock == is_mock:
+                if is_same and (looks.is_mock, looks.metric, looks.mode) == (is_mock, score.metric, digest.mode):
                     looks.sketch = looks.sketch or sketch
                     break
             else:
-                looks = BenchmarkLooks(benchmark=suite, tasks=tasks, is_mock=is_mock, sketch=sketch)
+                looks = BenchmarkLooks(
+                    benchmark=label,
+                    metric=score.metric,
+                    mode=digest.mode,
+                    unit=digest.units.get(key, ""),
+                    tasks=tasks,
+                    is_mock=is_mock,
+                    sketch=sketch,
+                )
                 found.append(looks)
             looks.n_arms += 1
             looks.half_widths += [arm.half_width] if arm.half_width is not None else []
             looks.experiments += [entry.record] if entry.record not in looks.experiments else []
-            looks.benchmark += f", {suite}" if suite not in looks.benchmark.split(", ") else ""
+            looks.benchmark += f", {label}" if label not in looks.benchmark.split(", ") else ""
             touched += [looks] if looks not in touched else []
     return touched

@@ -7,6 +7,7 @@ record in it.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -184,6 +185,20 @@ OF_RESULT = (
 """Fields that a `RunRecord` and a `RunResult` share, by one name."""
 
 
+_STEP_OF_WEIGHTS = re.compile(r"step-(\d+)(?:-[^/]*)?")
+
+
+def chosen_from_weights(data: Stored) -> dict[str, int]:
+    """`chosen_steps` of a run whose record is older than that field: the step in the name of its final weights, where
+    it trained further. Empty for runs with stages or phases, whose numbers of steps have a prefix."""
+    metrics, artifacts = data.get("metrics"), data.get("artifacts")
+    if data.get("status") != "completed" or not isinstance(metrics, dict) or not isinstance(artifacts, dict):
+        return {}
+    weights = str(artifacts.get("final_sampler") or artifacts.get("final_checkpoint") or "")
+    named, steps = _STEP_OF_WEIGHTS.match(weights.rpartition("/")[2]), metrics.get("steps")
+    return {"": int(named[1])} if named and isinstance(steps, int | float) and int(named[1]) < steps else {}
+
+
 class RunRecord(RecordFile):
     """`run_result.json`. What a record of an older version does not have is empty."""
 
@@ -226,9 +241,13 @@ class RunRecord(RecordFile):
 
     @classmethod
     def upgrade(cls, data: object) -> object:
-        """Earlier versions had three of the fields among the notes."""
-        notes = data.get("notes") if isinstance(data, dict) else None
-        if isinstance(data, dict) and isinstance(notes, dict) and "paused_at" not in data:
+        """Earlier versions had three of the fields among the notes, and did not name the chosen steps."""
+        if not isinstance(data, dict):
+            return data
+        notes = data.get("notes")
+        if "chosen_steps" not in data:
+            data["chosen_steps"] = chosen_from_weights(data)
+        if isinstance(notes, dict) and "paused_at" not in data:
             types = {"stopped_early": str, "stopped_at": dict, "paused_at": int}
             data |= {key: notes.pop(key) for key, kind in types.items() if isinstance(notes.get(key), kind)}
         return data
@@ -279,6 +298,14 @@ class RecordedRun(RecordPart):
     run_dir: str | None = None
     reused_from: str | None = None
     """The directory of the run that stands in for this one, as seen from the record's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_chosen_steps(cls, data: object) -> object:
+        """A record of an earlier version does not name them."""
+        if isinstance(data, dict) and "chosen_steps" not in data:
+            return data | {"chosen_steps": chosen_from_weights(data)}
+        return data
 
     def last_score(self, key: str) -> Score | None:
         """The score of the final weights by this metric; where a run broke off, that of its last evaluation."""

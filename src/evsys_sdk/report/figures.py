@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.errors import FOREIGN, Cancelled
@@ -36,10 +37,14 @@ from evsys_sdk.report.svg import (
     band,
     colour_order,
     comparison_word,
+    difference_label,
+    difference_unit,
+    in_unit,
     plan_forest,
     short_labels,
     shorten_label,
 )
+from evsys_sdk.score_names import score_key
 from evsys_sdk.stats.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -153,7 +158,7 @@ def draw(arms: Mapping[str, Sequence[RunResult]], verdict: Verdict | None, place
             if panels:
                 failed = [arm for arm, runs in arms.items() if all(run.status == "failed" for run in runs)]
                 order = colour_order(list(arms), verdict)
-                figure = learning_curves(panels, order=order, title=place.title, failed=failed)
+                figure = learning_curves(panels, order=order, title=place.title, failed=failed, units=score_units(arms))
                 files["Learning curves"] = _save(figure, place, "curves")
             if verdict is not None and sum(arm.mean is not None for arm in verdict.arms) > 1:
                 files["Arms with their intervals"] = _save(forest(verdict, title=place.title), place, "arms")
@@ -183,9 +188,28 @@ def curves_of(arms: Mapping[str, Sequence[RunResult]], journal: Path) -> SeedCur
     return {name: panels[name] for name in wanted[:MOST_PANELS]}
 
 
-def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, failed: Sequence[str] = ()) -> Figure:
+def score_units(arms: Mapping[str, Sequence[RunResult]]) -> dict[str, str]:
+    """Score -> what it is counted in, for those that have a unit."""
+    return {
+        score_key(result.split, result.name, score.metric): score.unit
+        for runs in arms.values()
+        for run in runs
+        for result in run.evals
+        for score in result.scores
+        if score.unit
+    }
+
+
+def learning_curves(
+    panels: SeedCurves,
+    *,
+    order: Sequence[str],
+    title: str,
+    failed: Sequence[str] = (),
+    units: Mapping[str, str] = MappingProxyType({}),
+) -> Figure:
     """A panel per number: a line per arm, dashed if it failed, with the range from its lowest to its highest seed: as a
-    band, or among many arms as a bar at its end."""
+    band, or among many arms as a bar at its end. `units` has what numbers are counted in."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
@@ -215,7 +239,7 @@ def learning_curves(panels: SeedCurves, *, order: Sequence[str], title: str, fai
                     axes.fill_between(steps, low, high, color=COLOURS[index], alpha=0.15, linewidth=0)
                 else:
                     axes.vlines(steps[-1] + gap * (index + 1), low[-1], high[-1], color=COLOURS[index], linewidth=1.6)
-        axes.set_title(_plain_text(shorten_label(name)), loc="left", fontsize=10)
+        axes.set_title(_plain_text(in_unit(shorten_label(name), units.get(name, ""))), loc="left", fontsize=10)
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0.02)
@@ -281,14 +305,16 @@ def forest(verdict: Verdict, *, title: str) -> Figure:
     axes[0].set_ylim(-0.6, len(rows) - 0.4)
     for one in axes:
         one.tick_params(axis="y", length=0)
+    better = "higher" if verdict.mode == "max" else "lower"
     axes[0].set_title(
-        f"{verdict.metric}, {'higher' if verdict.mode == 'max' else 'lower'} is better", loc="left", fontsize=10
+        _plain_text(f"{in_unit(verdict.metric, verdict.unit)}, {better} is better"), loc="left", fontsize=10
     )
     if whom:
         axes[1].axvline(0, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         heading = f"difference to {labels([whom])[0]}"
-        fits = len(heading) <= LONGEST_HEADING  # else its row has the name
-        axes[1].set_title(heading if fits else "difference to the baseline", loc="left", fontsize=10)
+        heading = heading if len(heading) <= LONGEST_HEADING else "difference to the baseline"  # its row has the name
+        axes[1].set_title(in_unit(heading, difference_unit(verdict)), loc="left", fontsize=10)
+        axes[1].xaxis.set_major_formatter(lambda tick, _: difference_label(tick, verdict))
     _headings(figure, title, "; ".join(plan.notes))
     return figure
 

@@ -21,7 +21,7 @@ from evsys_sdk.errors import EvsysError
 from evsys_sdk.files import to_json, write_text
 from evsys_sdk.format import benchmark_score_text, count, visible
 from evsys_sdk.record.models import ExperimentRecord
-from evsys_sdk.report.figures import curves_of
+from evsys_sdk.report.figures import curves_of, score_units
 from evsys_sdk.report.page import (
     STAGES_NOTE,
     PageFacts,
@@ -231,7 +231,10 @@ def _curves(page: PageFacts) -> list[str]:
     panels = curves_of(page.arms, page.journal)
     order = colour_order(list(page.arms), page.verdict)
     failed = [arm for arm, runs in page.arms.items() if all(run.status == "failed" for run in runs)]
-    drawn = [curve_svg(name, arms, order=order, failed=failed) for name, arms in panels.items()]
+    units = score_units(page.arms)
+    drawn = [
+        curve_svg(name, arms, order=order, failed=failed, unit=units.get(name, "")) for name, arms in panels.items()
+    ]
     if not any(drawn):
         return []
     seeds = max(len(curves) for arms in panels.values() for curves in arms.values())

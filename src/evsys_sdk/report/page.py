@@ -26,7 +26,7 @@ from evsys_sdk.report import figures
 from evsys_sdk.report.conclusion import Conclusion, ModelScore, metric_key, score_keys
 from evsys_sdk.report.figures import Totals, totals
 from evsys_sdk.report.verdict_text import arm_score_text, same_where
-from evsys_sdk.score_names import is_test_score, names_metric
+from evsys_sdk.score_names import is_test_score, names_metric, suite_label
 from evsys_sdk.stats.judge import SAME_EVERYWHERE, SAME_IN_EVERY_RUN
 from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
 
@@ -64,6 +64,8 @@ class StageRow:
     always good for transfer and bad for forgetting, whether higher or lower scores are better."""
 
     benchmark: str
+    unit: str = ""
+    """What the metric is counted in."""
     scores: dict[str, float]
     """Stage (or BEFORE) -> score after it."""
     forgetting: float | None = None
@@ -85,6 +87,7 @@ def stage_rows(
     """A row per benchmark and metric; metrics that `lower` holds of are turned round for forgetting and transfer."""
     stages = stage_names(seeds)
     values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    units: dict[str, str] = {}
     for evals in seeds:
         # Of several scores after one stage the last is that of the weights that the stage ended with.
         last: dict[tuple[str, str, str], float] = {}
@@ -92,7 +95,8 @@ def stage_rows(
             stage = BEFORE if result.step == 0 else result.stage
             for score in result.scores:
                 if stage is not None and score.value is not None:
-                    last[f"{result.split}/{result.name}", score.metric, stage] = score.value
+                    last[suite_label(result.split, result.name), score.metric, stage] = score.value
+                    units[score.metric] = score.unit or units.get(score.metric, "")
         for (name, metric, stage), value in last.items():
             values.setdefault((name, metric), {}).setdefault(stage, []).append(value)
     rows = []
@@ -107,7 +111,15 @@ def stage_rows(
             if untrained is not None and before in scores
         }
         forgetting = max(earlier) - sign * final if earlier and final is not None else None
-        rows.append(StageRow(benchmark=f"{name} {metric}", scores=scores, forgetting=forgetting, transfer=transfer))
+        rows.append(
+            StageRow(
+                benchmark=f"{name} {metric}",
+                unit=units[metric],
+                scores=scores,
+                forgetting=forgetting,
+                transfer=transfer,
+            )
+        )
     return rows
 
 
@@ -364,8 +376,8 @@ def stage_tables(facts: PageFacts) -> dict[str, PageTable]:
         """Whether less of a metric is better; of the success metric, as the config says."""
         return mode == "min" if mode and names_metric(success, metric) else lower_is_better(metric)
 
-    def cell(value: float | None, *, signed: bool = False) -> str:
-        return "-" if value is None else shown(value, signed=signed)
+    def cell(value: float | None, row: StageRow, *, signed: bool = False) -> str:
+        return "-" if value is None else shown(value, unit=row.unit, signed=signed)
 
     tables: dict[str, PageTable] = {}
     for arm, runs in facts.arms.items():
@@ -379,9 +391,9 @@ def stage_tables(facts: PageFacts) -> dict[str, PageTable]:
         head += [f"transfer before {stage}" for stage in later]
         cells = [
             [row.benchmark]
-            + [cell(row.scores.get(stage)) for stage in columns]
-            + [cell(row.forgetting, signed=True)]
-            + [cell(row.transfer.get(stage), signed=True) for stage in later]
+            + [cell(row.scores.get(stage), row) for stage in columns]
+            + [cell(row.forgetting, row, signed=True)]
+            + [cell(row.transfer.get(stage), row, signed=True) for stage in later]
             for row in rows
         ]
         tables[arm] = PageTable(head=head, rows=cells)

@@ -16,7 +16,7 @@ from html import escape
 from statistics import fmean
 
 from evsys_sdk.constants import UNTRAINED
-from evsys_sdk.format import amount, score_text, shown, visible
+from evsys_sdk.format import amount, amount_unit, number_text, score_text, shown, visible
 from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
 
 Curve = dict[int, float]
@@ -166,6 +166,21 @@ def text_element(
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size:g}" fill="{fill}"{bold}>{inside}</text>'
 
 
+def in_unit(text: str, unit: str) -> str:
+    """`val/tools/latency, in s`: an axis says what its numbers are counted in."""
+    return f"{text}, in {unit}" if unit else text
+
+
+def difference_unit(verdict: Verdict) -> str:
+    """What a difference between arms is counted in: points for shares, else the metric's own unit."""
+    return amount_unit(share=verdict.share, unit=verdict.unit).strip()
+
+
+def difference_label(tick: float, verdict: Verdict) -> str:
+    """A tick of the axis of differences, without its unit."""
+    return amount(tick, share=verdict.share, unit=verdict.unit, signed=True) if tick else "0"
+
+
 def svg_element(parts: Sequence[str], *, width: float, height: float, label: str) -> str:
     """The figure; `label` is what a screen reader says."""
     said = escape(visible(label), quote=True)
@@ -194,16 +209,15 @@ def forest_svg(verdict: Verdict, *, label: str = "Arms with their intervals") ->
     ]
     axis = make_axis(scores, left + 10, first_end)
     better = "higher" if verdict.mode == "max" else "lower"
-    parts = [*_axis_lines(axis, top, bottom, [shown(tick) for tick in ticks(axis)])]
-    heading = shorten_label(f"{verdict.metric}, {better} is better", 52)
+    parts = [*_axis_lines(axis, top, bottom, [number_text(tick, unit=verdict.unit) for tick in ticks(axis)])]
+    heading = shorten_label(f"{in_unit(verdict.metric, verdict.unit)}, {better} is better", 52)
     parts.append(text_element(left + 10, 18, heading, weight="600"))
     other: Axis | None = None
     if plan.whom:
         found = [one for _, one in plan.rows if one]
         ends = [end for one in found for end in (one.difference, one.low, one.high) if end is not None]
         other = make_axis([0.0, *ends], first_end + 56, width - 100)
-        unit = " points" if verdict.share else ""
-        labels = [amount(tick, share=verdict.share, signed=True) if tick else "0" for tick in ticks(other, 4)]
+        labels = [difference_label(tick, verdict) for tick in ticks(other, 4)]
         parts += _axis_lines(other, top, bottom, labels, most=4)
         zero = other(0.0)
         parts.append(
@@ -212,7 +226,8 @@ def forest_svg(verdict: Verdict, *, label: str = "Arms with their intervals") ->
         )
         against = f"difference to {short_labels([plan.whom])[0]}"
         against = against if len(against) <= LONGEST_HEADING else "difference to the baseline"
-        parts.append(text_element(first_end + 56, 18, against + (f", in{unit}" if unit else ""), weight="600"))
+        against = in_unit(against, difference_unit(verdict))
+        parts.append(text_element(first_end + 56, 18, against, weight="600"))
     for number, ((arm, comparison), name) in enumerate(zip(plan.rows, names, strict=True)):
         y = top + ROW * (number + 0.5)
         colour = "var(--accent, #3264a8)"
@@ -222,7 +237,8 @@ def forest_svg(verdict: Verdict, *, label: str = "Arms with their intervals") ->
         parts.append(text_element(left, y + 4, name, anchor="end"))
         counts = [f"{arm.n_tasks} tasks"] if arm.n_tasks and not verdict.per_run else []
         said = score_text(
-            arm.mean, arm.low, arm.high, counts=[*counts, f"{arm.n_seeds} seeds" if arm.n_seeds != 1 else "1 seed"],
+            arm.mean, arm.low, arm.high, unit=verdict.unit,
+            counts=[*counts, f"{arm.n_seeds} seeds" if arm.n_seeds != 1 else "1 seed"],
             marks=[arm.training_mark], n_errors=arm.n_errors, n_rollouts=arm.n_rollouts,
         )  # fmt: skip
         parts.append(f"<g><title>{escape(visible(f'{arm.arm}: {said}'))}</title>")
@@ -267,10 +283,11 @@ def colour_of(index: int) -> str:
 
 
 def curve_svg(
-    name: str, arms: Mapping[str, Sequence[Curve]], *, order: Sequence[str], failed: Sequence[str] = ()
+    name: str, arms: Mapping[str, Sequence[Curve]], *, order: Sequence[str], failed: Sequence[str] = (), unit: str = ""
 ) -> str:
     """One panel: a line per arm over steps, dashed if the arm failed, with the range from its lowest to its highest
-    seed: as a band, or among many arms as a bar at its end. `order` gives the arms their colours."""
+    seed: as a band, or among many arms as a bar at its end. `order` gives the arms their colours, `unit` is what the
+    number is counted in."""
     width, height, left, right, top, bottom = 440.0, 250.0, 58.0, 428.0, 30.0, 212.0
     drawn = {arm: band(arms[arm]) for arm in order if arms.get(arm)}
     if not drawn:
@@ -278,11 +295,11 @@ def curve_svg(
     has_bands = len(order) <= MOST_BANDS
     x = make_axis([step for steps, *_ in drawn.values() for step in steps], left, right, margin=0.02)
     y = make_axis([value for _, *rows in drawn.values() for row in rows for value in row], bottom, top)
-    parts = [text_element(left, 18, shorten_label(name), weight="600")]
+    parts = [text_element(left, 18, in_unit(shorten_label(name), unit), weight="600")]
     for tick in ticks(y, 4):
         parts.append(f'<line x1="{left:g}" x2="{right:g}" y1="{y(tick):g}" y2="{y(tick):g}" stroke="{GRID}"/>')
         # Of large numbers three digits after the point say nothing.
-        label = shown(tick) if abs(tick) < 1000 else f"{tick:.4g}"
+        label = number_text(tick, unit=unit) if abs(tick) < 1000 else f"{tick:.4g}"
         parts.append(text_element(left - 6, y(tick) + 4, label, anchor="end", size=11, fill=MUTED))
     for tick in ticks(x, 5):
         if tick == int(tick):
@@ -307,7 +324,9 @@ def curve_svg(
         points = " ".join(f"{x(step):g},{y(value):g}" for step, value in zip(steps, mean, strict=True))
         dashes = ' stroke-dasharray="5 3"' if arm in failed else ""
         thickness = 1.8 if index < MOST_COLOURS else 0.8
-        ending = f"{arm}: {shown(mean[-1])} at step {steps[-1]:,}" + (f", mean of {seeds} seeds" if seeds > 1 else "")
+        ending = f"{arm}: {shown(mean[-1], unit=unit)} at step {steps[-1]:,}" + (
+            f", mean of {seeds} seeds" if seeds > 1 else ""
+        )
         parts.append(
             f'<g><title>{escape(visible(ending))}</title><polyline points="{points}" fill="none" stroke="{colour}" '
             f'stroke-width="{thickness}"{dashes}/></g>'

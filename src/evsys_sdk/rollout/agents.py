@@ -19,7 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
+from pydantic import ValidationError
+
 from evsys_sdk.errors import ConfigError, EvsysError, Problem, UnknownKind, error_boundary, need, not_known
+from evsys_sdk.explain import problems_of
 from evsys_sdk.protocols import AgentSpec
 from evsys_sdk.registry import agents as registry
 from evsys_sdk.registry import check_params, config_model, unknown_params
@@ -125,10 +128,16 @@ def find_agent(spec: AgentSpec) -> AgentClass:
     if problems:
         first = {problem.path: problem for problem in reversed(problems)}  # a Config and a constructor may both object
         raise ConfigError(f"agent {spec.kind!r}", [each for each in problems if first[each.path] is each])
-    with error_boundary(EvsysError, f"agent {spec.kind!r}: params"):
-        preflight = getattr(cls, "parse_options", None)
-        if preflight is not None:
-            preflight(dict(params))
+    preflight = getattr(cls, "parse_options", None)
+    if preflight is not None:
+        with error_boundary(EvsysError, f"agent {spec.kind!r}: params"):
+            try:
+                preflight(dict(params))
+            except ValueError:
+                # Harbor's text names its own commands; the model behind it says which param is wrong.
+                if problems := _option_problems(cls, params):
+                    raise ConfigError(f"agent {spec.kind!r}", problems) from None
+                raise
     return AgentClass(
         cls=cls,
         import_path=_address(cls),
@@ -174,6 +183,19 @@ def _constructor_problems(cls: type, params: dict[str, object]) -> list[Problem]
         if not _only_hands_on(maker, rest):
             return missing  # it looks into its `**kwargs` itself
     return [*unknown_params(sorted(known - NOT_PARAMS), params), *missing]
+
+
+def _option_problems(cls: type, params: dict[str, object]) -> list[Problem]:
+    """What the `options_model` of an agent of harbor's refuses in these params; empty where it has none, or where an
+    environment variable that fills in for a param is at fault."""
+    model = getattr(cls, "options_model", None)
+    if model is None:
+        return []
+    try:
+        model.model_validate(params)
+    except ValidationError as exc:
+        return problems_of(exc, model)
+    return []
 
 
 def _only_hands_on(maker: Callable[..., object], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Open a model for sampling, outside any run: a name, a run's directory, or weights that a run left.
+"""Open a model for sampling, outside any run: a model's or a run's name, a run's directory, or weights that a run left.
 
 In: a model's name or path. Out: a `Target` (what it is and where it lives) and, from that, samplers and a
 renderer on a prepared backend. `evsys serve`, `evsys benchmark run` and `evsys eval model` all open models here.
@@ -18,7 +18,7 @@ from evsys_sdk.config.base import BackendConfig
 from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.errors import BackendError, EvsysError, error_boundary
-from evsys_sdk.history.checkpoint_refs import CheckpointName, find_run, weights_at
+from evsys_sdk.history.checkpoint_refs import CheckpointName, NoSuchRun, find_run, weights_at
 from evsys_sdk.protocols import Renderer
 from evsys_sdk.record.models import RunRecord, read_prompt
 from evsys_sdk.training.rendering import renderer_for, with_prompt
@@ -26,6 +26,8 @@ from evsys_sdk.training_api import SamplingClient
 
 DEFAULT_BACKEND = "local"
 TINKER = "tinker://"
+PATH_STARTS = ("/", ".", "~")
+"""What begins so is a path, and no name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class ModelRef:
     """What was asked for, in the asker's words."""
 
     text: str
-    """A run's directory, a checkpoint's name (`<run>@final`), sampler weights, or a model's name."""
+    """A run's directory or name, a checkpoint's name (`<run>@final`), sampler weights, or a model's name."""
     backend: str | None = None
     base_model: str | None = None
     """Of weights that do not lie in their run's directory."""
@@ -63,7 +65,7 @@ class ModelRef:
 
 def find_target(ref: ModelRef) -> Target:
     """What the words mean."""
-    named = CheckpointName.parse(ref.text)
+    named = CheckpointName.parse(ref.text) or _name_of_run(ref.text)
     if named is not None:
         home = find_run(named.run)
         weights = weights_at(home, named, "sampler")
@@ -88,13 +90,25 @@ def find_target(ref: ModelRef) -> Target:
 
 def find_weights(path: str, *, model: str, backend: str, params: dict[str, object]) -> Target:
     """Weights by their path, for a base model that is named; what their run's record says of them must agree."""
-    named = CheckpointName.parse(path)
+    named = CheckpointName.parse(path) or _name_of_run(path)
     around = _around(Path(path)) if named is None else [find_run(named.run)]
     in_run = any((folder / RUN_RESULT_FILE).is_file() for folder in around)
     target = find_target(ModelRef(text=path, backend=backend, base_model=None if in_run else model, params=params))
     if target.model != model:
         raise EvsysError(f"{path}: these weights belong to model {target.model!r}, not to {model!r}")
     return target
+
+
+def _name_of_run(text: str) -> CheckpointName | None:
+    """The final weights of the run that is called so; None for paths, addresses and names that no run has, which are
+    models'. EvsysError that lists the runs where several are called so."""
+    if Path(text).exists() or "://" in text or text.startswith(PATH_STARTS):
+        return None
+    try:
+        find_run(text)
+    except NoSuchRun:
+        return None
+    return CheckpointName(run=text, stage=None, point="final", step=None)
 
 
 def _around(path: Path) -> list[Path]:
@@ -121,8 +135,8 @@ def _refuse(ref: ModelRef, path: Path) -> None:
             f"{text} is neither a run (it has no {RUN_RESULT_FILE}) nor a model (it has no config.json); for weights "
             f"that were moved out of their run, name the base model with {ref.base_model_flag}"
         )
-    if not path.exists() and text.startswith(("/", ".", "~")):
-        raise EvsysError(f"{text}: there is nothing")
+    if not path.exists() and text.startswith(PATH_STARTS):
+        raise EvsysError(f"{text}: no such file or directory")
 
 
 def _given_target(ref: ModelRef, model: str, *, name: str, checkpoint: str | None) -> Target:

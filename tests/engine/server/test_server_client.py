@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pydantic
@@ -386,3 +387,25 @@ def test_the_samplers_used_last_stay_in_memory(toy, tmp_path, connect):
         with pytest.raises(tinker.NotFoundError, match="put away"):
             samplers[0].compute_logprobs(prompt).result()
         assert len(list((tmp_path / ".unnamed").rglob("delta.json"))) == 4
+
+
+def test_a_model_that_was_asked_for_by_name_is_called_by_it(connect, toy, tmp_path):
+    path = str(toy.info.path)
+    toy.info = replace(toy.info, name="tiny-toy")
+    with background_server(toy, tmp_path / "named") as running:
+        client = connect(running)
+        named = client.create_lora_training_client(base_model="tiny-toy", rank=4)
+        found = named.get_info()
+        assert (found.model_data.model_name, found.model_data.tokenizer_id) == ("tiny-toy", path)
+        assert named.get_tokenizer().vocab_size == toy.info.vocab_size
+        by_path = client.create_lora_training_client(base_model=path, rank=4)
+        assert by_path.get_info().model_data.model_name == path
+        state = named.save_state("one").result().path
+        rest = tinker.RestClient(base_url=running.url, api_key="tml-local")
+        assert rest.get_training_run(named.model_id).result().base_model == "tiny-toy"
+        assert rest.get_weights_info_by_tinker_path(state).result().base_model == "tiny-toy"
+        assert client.create_training_client_from_state(state).get_info().model_data.model_name == "tiny-toy"
+    toy.info = replace(toy.info, name="renamed")
+    with background_server(toy, tmp_path / "named") as running:  # it does not know the old name
+        client = connect(running)
+        assert client.create_training_client_from_state(state).get_info().model_data.model_name == path

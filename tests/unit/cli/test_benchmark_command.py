@@ -256,7 +256,7 @@ def test_extensions_of_the_project_are_imported(capsys, tmp_path):
     ("flags", "message"),
     [
         (["--path", "bench/none", "--model", "m"], "is not a benchmark"),
-        (["--path", "bench", "--model", "/no/such"], "there is nothing"),
+        (["--path", "bench", "--model", "/no/such"], "no such file or directory"),
         (["--path", "bench", "--model", "tinker://a/b"], "with --base-model"),
         (["--path", "bench", "--model", "m", "--backend", "mokc"], "closest: mock"),
         (["--path", "bench", "--model", "m", "--metrics", "pas@1"], "is not a metric"),

@@ -130,12 +130,13 @@ def test_show_names_the_parts_of_an_experiment_its_errors_and_its_test_and_untra
 
 def test_history_warns_of_a_benchmark_that_too_many_arms_were_chosen_on(tmp_path: Path, evsys: Evsys) -> None:
     leave(tmp_path, "x", {f"a{n}": [0.4] for n in range(24)})
-    told = "val/tools (tasks of val/tools): 24 arms of 1 experiment compared on it (budget 25)"
+    told = "val/tools pass@1 (tasks of val/tools): 24 arms of 1 experiment compared on it (budget 25)"
     assert f"selected on: {told}\n" in evsys("history")
     leave(tmp_path, "y", {"b": [0.4]})
     printed = evsys("history")
     assert (
-        "warning: val/tools (tasks of val/tools): 25 arms of 2 experiments compared on it (budget 25). The" in printed
+        "warning: val/tools pass@1 (tasks of val/tools): 25 arms of 2 experiments compared on it (budget 25). The"
+        in printed
     )
     [looks] = json.loads(evsys("history", "--json"))["benchmarks"]
     assert (looks["arms"], looks["experiments"], looks["spent"], looks["best_by_chance"]) == (25, 2, True, None)

@@ -96,7 +96,7 @@ def test_a_name_is_a_model_and_weights_elsewhere_name_theirs(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["/no/such/thing"], "there is nothing"),
+        (["/no/such/thing"], "no such file or directory"),
         (["tinker://abc/weights"], "--model"),
         (["{folder}"], "neither a run .* nor a model"),
         (["{experiment}"], "is an experiment; name one of its runs: .*r0"),

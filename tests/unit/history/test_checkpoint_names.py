@@ -13,7 +13,7 @@ from evsys_sdk.errors import EvsysError
 from evsys_sdk.experiment import export
 from evsys_sdk.experiment.experiment import Experiment, RunOptions
 from evsys_sdk.history.checkpoint_refs import CheckpointName, checkpoint_path
-from evsys_sdk.run.open_model import ModelRef, find_target
+from evsys_sdk.run.open_model import ModelRef, find_target, find_weights
 
 CHATS = {"path": "train.jsonl", "transforms": [{"kind": "jsonl_to_chat", "params": {}}]}
 
@@ -156,6 +156,21 @@ def test_a_model_is_opened_by_the_name_of_its_checkpoint(run):
     run()
     target = find_target(ModelRef(text="first/r0@step-2"))
     assert "step-000002" in target.checkpoint and (target.model, target.backend) == ("any", "mock")
+
+
+def test_a_model_is_opened_by_the_name_of_its_run_where_only_one_run_has_it(run):
+    made = run()
+    for text in ("r0", "first", "first/r0"):
+        target = find_target(ModelRef(text=text))
+        assert (target.checkpoint, target.backend) == (made.artifacts["final_sampler"], "mock"), text
+    assert find_weights("r0", model="any", backend="mock", params={}).checkpoint == made.artifacts["final_sampler"]
+    for text in ("some-org/some-model", "r1"):
+        assert find_target(ModelRef(text=text)).checkpoint is None, "the name of a model"
+    run("second")
+    with pytest.raises(EvsysError, match=r"'r0' can mean 2 runs: (first/r0, second/r0|second/r0, first/r0); name one"):
+        find_target(ModelRef(text="r0"))
+    with pytest.raises(EvsysError, match=r"^\./r0: no such file or directory$"):
+        find_target(ModelRef(text="./r0"))
 
 
 def test_a_wrong_name_is_a_problem_of_the_config(run, capsys):

@@ -660,9 +660,40 @@ def test_what_was_selected_on_is_counted_over_experiments(outputs):
     write(outputs, record("last", arm("a", 0.5), day=8))
     text = context_text(read_history(None, [outputs]), 4000)
     assert (
-        "- val/tools (tasks tttttttt): 25 arms of 3 experiments compared on it (budget 25); the best of 25 equal arms "
-        "scores about 0.100 too high by chance. The budget is spent: choose on a fresh validation set." in text
+        "- val/tools pass@1 (tasks tttttttt): 25 arms of 3 experiments compared on it (budget 25); the best of 25 "
+        "equal arms scores about 0.100 too high by chance. The budget is spent: choose on a fresh validation set."
+        in text
     )
+
+
+def test_what_was_selected_on_is_counted_per_metric_and_in_its_unit_and_direction(outputs):
+    slow = record("slow", *(arm(f"a{n}", 40.0 + n, lr=n) for n in range(3)), day=3, metric="latency", mode="min")
+    for run in slow["runs"]:
+        run["evals"][0]["scores"][0] |= {"low": run["metrics"]["val/tools/latency"] - 9.8, "unit": "s"}
+        run["evals"][0]["scores"][0]["high"] = run["metrics"]["val/tools/latency"] + 9.8
+    sweep = [arm(f"a{n}", 0.5, lr=n) for n in range(2)]
+    history = history_of(outputs, record("x", *sweep), record("y", *sweep, day=2), slow)
+    shares, seconds = looks_of(history.entries)
+    assert (shares.metric, shares.n_arms, seconds.metric, seconds.n_arms) == ("pass@1", 4, "latency", 3)
+    assert shares.by_chance == pytest.approx(0.1 / 1.96 * expected_maximum(4), rel=0.01)
+    assert str(seconds) == (
+        "val/tools latency (tasks tttttttt): 3 arms of 1 experiment compared on it (budget 25); the best of 3 equal "
+        f"arms scores about {5.0 * expected_maximum(3):.3f} s too low by chance"
+    )
+    assert [one.as_dict()["metric"] for one in (shares, seconds)] == ["pass@1", "latency"]
+
+
+def test_other_tasks_are_counted_apart_under_a_benchmark_called_like_its_split(outputs):
+    def of_val(name: str, tasks: str, day: int) -> dict[str, Any]:
+        data = record(name, arm("a", 0.5, lr=day), arm("b", 0.5, lr=9), day=day, bench={"name": "val"})
+        for run in data["runs"]:
+            run["metrics"] = {"val/pass@1": 0.5}
+            run["evals"][0]["name"] = "val"
+        return data | {"contents": {"tasks of val/val": tasks}}
+
+    history = history_of(outputs, of_val("x", "t" * 64, 1), of_val("y", "u" * 64, 2))
+    found = [(one.benchmark, one.tasks, one.n_arms) for one in looks_of(history.entries)]
+    assert sorted(found) == [("val", "tasks tttttttt", 2), ("val", "tasks uuuuuuuu", 2)]
 
 
 def test_mock_arms_have_a_budget_of_looks_too(outputs):

@@ -49,6 +49,27 @@ def test_notes_of_ours_in_records_of_earlier_versions_are_found(tmp_path):
     assert (found.paused_at, found.stopped_early, found.notes) == (4, "good enough", {"dropped_rows": ["far"]})
 
 
+def test_a_record_older_than_chosen_steps_takes_the_step_from_the_name_of_its_weights(tmp_path):
+    evals = [
+        {"name": "tools", "split": "val", "step": step, "scores": [{"metric": "pass@1", "value": value, "n_tasks": 4}]}
+        for step, value in ((5, 0.75), (10, 0.25))
+    ]
+    run = {"run_id": "e/r", "status": "completed", "metrics": {"steps": 12}, "evals": evals}
+    run["artifacts"] = {"final_sampler": "/out/r/weights/step-000005-9213f65fa381.sampler.npz"}
+    (tmp_path / RUN_RESULT_FILE).write_text(json.dumps(run))
+    assert RunRecord.load(tmp_path).chosen_steps == {"": 5}
+    [found] = ExperimentRecord.model_validate({"experiment": "e", "runs": [run]}).runs
+    assert found.last_score("val/tools/pass@1").value == 0.75
+    for change in (
+        {"metrics": {"steps": 5}},  # ended with its last weights
+        {"metrics": {"sft/steps": 12}},  # phases count their steps from 1
+        {"status": "failed"},
+        {"artifacts": {"final_sampler": "/out/r/weights/mine"}},
+    ):
+        [other] = ExperimentRecord.model_validate({"experiment": "e", "runs": [run | change]}).runs
+        assert other.chosen_steps == {} and other.last_score("val/tools/pass@1").value == 0.25, change
+
+
 def test_a_note_of_the_algorithm_may_have_any_name(tmp_path):
     RunRecord(run_id="e/r", status="completed", notes={"paused_at": 7, "stopped_at": "noon"}).write(tmp_path)
     found = RunRecord.load(tmp_path)

@@ -18,7 +18,9 @@ from evsys_sdk.report.figures import (
     forest,
     labels,
     learning_curves,
+    score_units,
 )
+from evsys_sdk.report.svg import curve_svg, forest_svg
 from evsys_sdk.stats.arm_scores import ArmScores
 from evsys_sdk.stats.judge import judge_arms
 from evsys_sdk.stats.verdict import Verdict
@@ -67,6 +69,29 @@ def test_curves_are_the_loss_of_every_seed_and_the_scores_of_the_loop(tmp_path: 
     assert list(panels) == ["loss", "val/tools/pass@1"]
     assert panels["loss"]["arm0"][1] == {1: 2.0, 2: 1.5, 3: 1 + 1 / 3, 4: 1.25, 5: 1.2}
     assert panels["val/tools/pass@1"]["arm1"] == [{0: 0.0, 5: 0.6}] * 2  # in order, and without the final score
+
+
+def test_axes_say_what_their_numbers_are_counted_in(tmp_path: Path) -> None:
+    arms = world(tmp_path)
+    for run in (run for runs in arms.values() for run in runs):
+        for one in run.evals:
+            one.scores[:] = [replace(score, metric="latency", unit="s") for score in one.scores]
+    units = score_units(arms)
+    panels = curves_of(arms, tmp_path / JOURNAL)
+    figure = learning_curves(panels, order=list(arms), title="t", units=units)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["loss", "val/tools/latency, in s"]
+    assert ">val/tools/latency, in s<" in curve_svg(
+        "val/tools/latency", panels["val/tools/latency"], order=["arm0"], unit="s"
+    )
+    shares, seconds = verdict(), replace(verdict(), metric="val.latency", mode="min", share=False, unit="s")
+    for found, titles, tick in (
+        (shares, ["val.pass@1, higher is better", "difference to arm0, in points"], "+20.0"),
+        (seconds, ["val.latency, in s, lower is better", "difference to arm0, in s"], "+0.200"),
+    ):
+        drawn = forest(found, title="t")
+        assert [axes.get_title(loc="left") for axes in drawn.axes] == titles
+        assert drawn.axes[1].xaxis.get_major_formatter()(0.2, 0) == tick
+        assert all(f">{title}<" in forest_svg(found) for title in titles)
 
 
 def test_a_seed_that_failed_does_not_cut_its_arm_short(tmp_path: Path) -> None:
@@ -142,7 +167,7 @@ def test_names_of_any_length_stay_within_the_figure() -> None:
     texts = [*figure.texts, *(text for axes in figure.axes for text in (axes.title, axes._left_title, *axes.texts))]
     edges = [text.get_window_extent().x1 for text in texts]
     assert max(edges) <= figure.bbox.x1
-    assert figure.axes[1].get_title(loc="left") == "difference to the baseline"
+    assert figure.axes[1].get_title(loc="left") == "difference to the baseline, in points"
 
 
 def test_scores_that_pick_nothing_leave_the_arms_in_their_own_order() -> None:
@@ -179,7 +204,7 @@ def test_without_a_baseline_arms_stand_against_the_untrained_model_or_alone() ->
     assert len(forest(alone, title="t").axes) == 1
     beside = judge_arms(arms, metric="m", searched=True, untrained=dict.fromkeys(values, 0.0))
     axes = forest(beside, title="t").axes
-    assert axes[1].get_title(loc="left") == "difference to the untrained model"
+    assert axes[1].get_title(loc="left") == "difference to the untrained model, in points"
 
 
 def test_one_arm_of_one_step_has_no_figures_and_says_why(tmp_path: Path) -> None:

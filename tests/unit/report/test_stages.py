@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from evsys_sdk.protocols import EvalResult, Score
-from evsys_sdk.report.page import BEFORE, stage_names, stage_rows
+from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.report.conclusion import ArmSummary, Conclusion
+from evsys_sdk.report.page import BEFORE, PageFacts, stage_names, stage_rows, stage_tables
 
 
 def after(stage: str | None, value: float | None, *, step: int | None = None, name: str = "a") -> EvalResult:
@@ -56,3 +58,21 @@ def test_seeds_are_averaged_and_broken_scores_left_out() -> None:
 
 def test_a_run_without_stages_has_no_rows() -> None:
     assert (stage_names([[after(None, 0.5)]]), stage_rows([[after(None, 0.5)]])) == ([], [])
+
+
+def test_scores_after_a_stage_have_their_unit_on_the_page(tmp_path: Path) -> None:
+    latency = Score(metric="latency", value=1.25, unit="s")
+    evals = [
+        EvalResult(name="val", split="val", stage=stage, scores=[replace(latency, value=value)])
+        for stage, value in (("one", 1.25), ("two", 1.5))
+    ]
+    facts = PageFacts(
+        name="chain",
+        file_name="chain",
+        folder=tmp_path,
+        conclusion=Conclusion(text="", best_arm=None, metric=None, arms=[ArmSummary(arm="a", statuses=["completed"])]),
+        runs=[RunResult(run_id="chain/a", run_name="a", status="completed", evals=evals)],
+        seconds=1.0,
+    )
+    [table] = stage_tables(facts).values()
+    assert table.rows == [["val latency", "1.250 s", "1.500 s", "+0.250 s"]]

@@ -12,6 +12,7 @@ pytest.importorskip("harbor", reason="needs the extra harbor")
 from harbor.agents.base import BaseAgent
 from harbor.agents.options import AgentOptions
 
+from evsys_sdk.checks.benchmarks import agent_problems
 from evsys_sdk.errors import ConfigError, EvsysError, MissingDependency, UnknownKind
 from evsys_sdk.protocols import AgentSpec
 from evsys_sdk.registry import agents, register_agent
@@ -126,8 +127,18 @@ def test_an_agent_that_is_not_there_is_answered_with_the_nearest(kind, message):
 
 def test_params_that_the_agent_does_not_know_are_refused_before_any_rollout():
     register_agent("strict")(Strict)
-    with pytest.raises(EvsysError, match="Unknown option 'deph'"):
+    with pytest.raises(ConfigError, match=r"deph.*unknown key; closest: depth"):
         find_agent(AgentSpec(kind="strict", params={"deph": 2}))
+
+
+@pytest.mark.parametrize("kind", ["terminus-2", "harbor.agents.terminus_2:Terminus2"])
+def test_a_wrong_param_of_harbors_own_agent_is_placed_and_said_in_our_words(kind):
+    params = {"max_turnz": 3, "temperature": "warm"}
+    problems = {problem.path: problem for problem in agent_problems(kind, params, "metadata.benchmark[0]")}
+    assert sorted(problems) == [f"metadata.benchmark[0].agent_params.{name}" for name in ("max_turnz", "temperature")]
+    unknown = problems["metadata.benchmark[0].agent_params.max_turnz"]
+    assert (unknown.value, unknown.message) == (3, "unknown key; closest: max_turns")
+    assert not any("harbor" in problem.message or "\n" in problem.message for problem in problems.values())
 
 
 def test_a_misspelt_setting_of_the_chat_agent_is_answered_with_the_right_word():
