@@ -49,7 +49,7 @@ class Matcher:
         mask: Array = np.frombuffer(self._inner.compute_logit_bias(), dtype=np.uint8).astype(bool)
         self._check()
         if not mask.any():
-            raise EngineError("the grammar allows no token here")
+            raise BadRequest("the grammar allows no token here")
         return mask
 
     def take(self, token: int) -> None:
@@ -58,7 +58,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._inner.is_error():  # too complex, for instance: llguidance bounds its own work
-            raise EngineError(f"the grammar could not be followed: {self._inner.get_error().partition(chr(10))[0]}")
+            raise BadRequest(f"the grammar could not be followed: {self._inner.get_error().partition(chr(10))[0]}")
 
 
 def model_vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Any:

@@ -35,7 +35,8 @@ STOP_SECONDS = 5
 """For requests that are being answered when the server stops."""
 PIECE_BYTES = 2**20
 """Of a file, read and sent at once."""
-TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+DISCARDED_BYTES = 2**28
+"""Of a body that is too large, read and dropped at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,12 @@ async def read_body(
                 # By its announced length a body is refused at its first piece, which still tells the number of a
                 # training call (`server.wire.read_call_number`).
                 if max(size, announced) > most:
+                    # uvicorn drops the rest by itself, but not where the connection is to end with this answer: closed
+                    # with bytes unread it is reset, and the caller never sees the answer.
+                    while more and size < DISCARDED_BYTES and headers.get("connection", "").lower() == "close":
+                        async with asyncio.timeout(limits.pause_seconds):
+                            event = await receive()
+                        size, more = size + len(event.get("body", b"")), event.get("more_body", False)
                     raise BodyTooLarge(most, too_large_hint, parts[0])
     except TimeoutError:
         raise HttpError(408, "the body did not arrive in time; send the request again") from None
@@ -310,8 +317,17 @@ def _uvicorn_server(app: Callable[..., Awaitable[None]], head_seconds: float) ->
         def _time_out(self) -> None:
             self._timer = None
             if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-                self.transport.write(TOO_LATE)
-                self.transport.close()
+                self._end("408 Request Timeout", "the head of the request did not arrive in time; send it again")
+
+        def send_400_response(self, msg: str) -> None:
+            self._end("400 Bad Request", "this is not HTTP/1.1")
+
+        def _end(self, status: str, message: str) -> None:
+            """Answer what never became a request, in the forms of both servers, and close the connection."""
+            body = json.dumps({"detail": message, "error": {"message": message, "type": "invalid_request_error"}})
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+            self.transport.write(f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}".encode())
+            self.transport.close()
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -321,6 +337,7 @@ def _uvicorn_server(app: Callable[..., Awaitable[None]], head_seconds: float) ->
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
+        ws="none",  # neither server speaks it; accepted, such a connection would stay open without an answer
         lifespan="off",
         log_config=None,
         log_level="warning",

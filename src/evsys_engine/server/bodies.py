@@ -11,10 +11,13 @@ import json
 import math
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic_core import PydanticSerializationError
 
 from evsys_engine.types import AdamParams, BadRequest, JsonObject, SampleRequest
 
 SEED_BITS = 2**64
+LONGEST_TTL = 100 * 366 * 86400
+"""Seconds that a checkpoint may be kept: a hundred years. A date has no room for 1e12."""
 
 
 class CreateSession(BaseModel):
@@ -61,7 +64,7 @@ class OptimStep(ModelCall):
 
 class SaveWeights(ModelCall):
     path: str | None = None
-    ttl_seconds: int | None = Field(default=None, gt=0)
+    ttl_seconds: int | None = Field(default=None, gt=0, le=LONGEST_TTL)
     overwrite: bool = False
     user_metadata: JsonObject | None = None
 
@@ -91,7 +94,7 @@ class WeightsInfo(BaseModel):
 
 
 class SetTtl(BaseModel):
-    ttl_seconds: int | None = Field(default=None, gt=0)
+    ttl_seconds: int | None = Field(default=None, gt=0, le=LONGEST_TTL)
 
 
 class AdamParamsBody(BaseModel, extra="forbid"):
@@ -184,7 +187,10 @@ def digest(operation: str, payload: bytes) -> str:
 
 
 def digest_body(body: BaseModel) -> str:
-    return digest(type(body).__name__, body.model_dump_json().encode())
+    try:
+        return digest(type(body).__name__, body.model_dump_json().encode())
+    except PydanticSerializationError as exc:  # half of a surrogate pair, or metadata nested hundreds of levels deep
+        raise BadRequest(f"the body cannot be written as JSON again: {exc}") from exc
 
 
 def read_adam(call: OptimStep) -> AdamParams:

@@ -53,7 +53,8 @@ class LocalBackend:
     requires: ClassVar = {"torch": "local", "transformers": "local"}
 
     class Config(Params):
-        # Rounding differs between these, as it does between seeds.
+        # These change rounding alone. If they counted, a second try with another number of threads would pass for the
+        # first look at a question.
         not_scored = frozenset(["device", "threads", "max_batch_tokens"])
 
         device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")

@@ -367,8 +367,11 @@ def progress_display(stream: TextIO, *, live: bool) -> Iterator[ProgressCallback
         return
     from rich.live import Live
 
-    from evsys_sdk.format import console_for
+    from evsys_sdk.format import console_for, guarded_streams
 
     progress = LiveProgress(stream)
-    with Live(progress, console=console_for(stream), refresh_per_second=8, transient=True):
+    live_table = Live(progress, console=console_for(stream), refresh_per_second=8, transient=True)
+    # `Live` takes over what is printed meanwhile and follows its escape sequences: colours, hidden text, links, `\r`.
+    # The guards stand before it, so that it gets them as text.
+    with live_table, guarded_streams():
         yield progress

@@ -27,8 +27,8 @@ class Params(Tracked, BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     not_scored: ClassVar[frozenset[str]] = frozenset()
-    """Settings that cannot change scores, such as how often weights are kept; those of base classes count too. Arms
-    that differ only in these ask the same question."""
+    """Settings that change where, how fast or how observed a run is, and scores by rounding at most: how often weights
+    are kept, the device. Those of base classes count too. Arms that differ only in these ask the same question."""
 
     @classmethod
     def scored_settings(cls, params: Mapping[str, Any]) -> JsonDict:

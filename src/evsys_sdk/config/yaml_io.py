@@ -30,6 +30,8 @@ from evsys_sdk.explain import KeyPath, show_path, split_path
 FROM_COMMAND_LINE = 0
 """The "line" of a value that `--set` gave."""
 MAX_NODES = 1_000_000
+MAX_INT_BITS = 1023
+"""A float has room for integers of so many; Python prints none of more than 4,300 digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +194,17 @@ def _float(text: str) -> float:
     return float(text)
 
 
+def _int(text: str) -> int:
+    value = int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    if value.bit_length() > MAX_INT_BITS:
+        raise ValueError(text)
+    return value
+
+
 _SCALARS: dict[str, Callable[[str], Json]] = {
     "null": lambda text: None,
     "bool": lambda text: text.lower() == "true",
-    "int": lambda text: int(text, 0) if text[:2] in ("0o", "0x") else int(text),
+    "int": _int,
     "float": _float,
     "str": str,
 }
@@ -273,6 +282,9 @@ class _Builder:
             self._complain(path, "refers to itself", line)
             return None
         inside = above | {id(node)}
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in (_TAG + "map", _TAG + "seq"):
+            self._complain(path, f"YAML tag {shorten(repr(node.tag))} is not supported", line)
+            return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, inside)
         if isinstance(node, yaml.SequenceNode):
@@ -316,7 +328,9 @@ class _Builder:
             return make(node.value)
         except ValueError:
             self._complain(
-                path, f"{node.value!r} cannot be read as {node.tag.rsplit(':', 1)[-1]}", node.start_mark.line + 1
+                path,
+                f"{shorten(repr(node.value))} cannot be read as {node.tag.rsplit(':', 1)[-1]}",
+                node.start_mark.line + 1,
             )
             return None
 

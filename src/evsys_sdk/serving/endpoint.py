@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from evsys_engine.http import HttpRequest, HttpResponse, json_response
+from evsys_engine.types import BadRequest
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysError, closest
 from evsys_sdk.protocols import Renderer, Turn
 from evsys_sdk.serving.completions import CompletionReply, complete
@@ -85,6 +86,9 @@ ROUTES = "/v1/chat/completions, /v1/completions, /v1/models and /health"
 IN_FLIGHT = 1024
 WORKERS = 4
 """Threads that read requests and write answers."""
+LARGE_BYTES, LARGE_WORKERS = 2**16, 2
+"""Longer requests, which take seconds to tokenise, are read by threads of their own: a few of them must not keep short
+ones waiting."""
 BYTES_PER_TOKEN = 64
 """Of a request, for each token of context: prose has 4 to 5, JSON with every letter escaped about 30."""
 BODY_BYTES = 32 * 2**20
@@ -129,6 +133,7 @@ class Endpoint:
         # Changed on the event loop alone, so it needs no lock.
         self._under_way = 0
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="evsys-endpoint")
+        self._large_workers = ThreadPoolExecutor(LARGE_WORKERS, thread_name_prefix="evsys-endpoint-large")
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         # Matched before it is unquoted: a key may hold a slash, sent as %2F.
@@ -168,7 +173,7 @@ class Endpoint:
         return self.models[name]
 
     async def _chat(self, request: HttpRequest, session: str | None) -> HttpResponse:
-        body, model, prompt, grammar = await self._in_worker(self._read_chat, request.body)
+        body, model, prompt, grammar = await self._read(self._read_chat, request.body)
         session = session or request.headers.get("x-session-id") or body.session_id
         room = self._room(model, prompt, body.wanted_tokens or self._default_max_tokens, "messages")
         sampling = body.sampling(room, grammar)
@@ -181,6 +186,10 @@ class Endpoint:
         for choice in reply.choices:
             self._capture(session, model, reply.prompt, choice.sequence)
         return answer
+
+    async def _read[T](self, read: Callable[[bytes], T], body: bytes) -> T:
+        workers = self._large_workers if len(body) > LARGE_BYTES else self._workers
+        return await asyncio.get_running_loop().run_in_executor(workers, read, body)
 
     async def _in_worker[**P, T](self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """On a thread: what takes long in a large request must not keep other callers waiting."""
@@ -257,10 +266,14 @@ class Endpoint:
 
     @contextmanager
     def _told_of_failure(self, session: str | None) -> Iterator[None]:
-        """A sampler that breaks is a 5xx, and the session remembers it: it is no doing of the model."""
+        """A sampler that breaks is a 5xx, and the session remembers it: it is no doing of the model. What the sampler
+        refuses is the caller's: a grammar that is too much for its parser, for instance."""
         try:
             yield
         except Exception as exc:
+            for refused in (exc, exc.__cause__):
+                if isinstance(refused, BadRequest):
+                    raise ApiError(400, str(refused)) from exc
             message = str(exc) if isinstance(exc, EvsysError) else f"{type(exc).__name__}: {exc}"
             if self.capture is not None and session:
                 self.capture.add_error(session, message)
@@ -275,7 +288,7 @@ class Endpoint:
         return Choice(sequence=sequence, content=content, calls=calls)
 
     async def _complete(self, request: HttpRequest, session: str | None) -> HttpResponse:
-        body, model, prompts = await self._in_worker(self._read_completion, request.body)
+        body, model, prompts = await self._read(self._read_completion, request.body)
         session = session or request.headers.get("x-session-id") or body.session_id
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         rooms, sampler = [self._room(model, prompt, wanted, "prompt") for prompt in prompts], self._sampler(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -185,9 +186,20 @@ def read_completion(body: bytes) -> CompletionRequest:
     return request
 
 
+# Half of a pair that stands for one character beyond 16 bits; alone it is no character, and no tokenizer takes it.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 def _read[Body: SamplingRequest](kind: type[Body], body: bytes) -> Body:
     try:
-        value = json.loads(body, parse_float=_finite, parse_constant=_finite)
+        # Decoded here: `json` lets halves of surrogate pairs pass in bytes.
+        text = body.decode(json.detect_encoding(body))
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        said = f"the body has {exc.object[exc.start]!r}, one half of a surrogate pair, which is no character"
+        raise ApiError(400, said) from exc
     except (ValueError, RecursionError) as exc:
         raise ApiError(400, f"the body is not JSON: {exc}") from exc
     try:

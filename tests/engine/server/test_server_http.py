@@ -363,6 +363,47 @@ def test_a_long_json_body_is_refused_before_it_is_read(toy, tmp_path):
         assert "not a ForwardBackwardRequest" in plain("forward_backward", request, **PROTOBUF)[1]["detail"]
 
 
+DEEP = json.loads("[" * 900 + "]" * 900)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("save_weights", {"path": "half of a pair: \ud800"}),
+        ("save_weights", {"path": "kept", "ttl_seconds": 10**30}),
+        ("save_weights", {"path": "kept", "user_metadata": {"deep": DEEP}}),
+        ("optim_step", {"adam_params": {"learning_rate": "\udc00"}}),
+        ("create_model", {"user_metadata": {"deep": DEEP}}),
+    ],
+)
+def test_a_body_that_cannot_be_kept_is_a_400(plain, toy, path, body, caplog):
+    session, model = plain.open_model(toy.info.name)
+    names = {"session_id": session, "model_seq_id": 1, "base_model": toy.info.name, "model_id": model, "seq_id": 1}
+    status, answer = plain(path, names | body)
+    assert status == 400 and answer["detail"], answer
+    assert "Traceback" not in caplog.text
+
+
+def test_a_checkpoint_cannot_be_kept_longer_than_dates_go(plain, toy):
+    _, model = plain.open_model(toy.info.name)
+    status, answer = plain(f"training_runs/{model}/checkpoints/weights/a/ttl", {"ttl_seconds": 10**30}, method="PUT")
+    assert status == 400 and "ttl_seconds" in answer["detail"]
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\0\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"])
+def test_what_is_no_http_is_answered_in_json(server, sent):
+    with socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=300) as connection:
+        connection.sendall(sent)
+        head, _, body = b"".join(iter(lambda: connection.recv(1000), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and json.loads(body)["error"]["message"]
+
+
+def test_a_websocket_is_refused(server):
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: a2V5\r\n"
+    head = b"GET /api/v1/socket HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n"
+    assert first_line(server, head).startswith(b"HTTP/1.1 404")
+
+
 @pytest.mark.parametrize("params", [{"top_k": -2}, {"temperature": -1}, {"top_p": 0}, {"max_tokens": 0},
                                     {"stop": ["x"] * 65}, {"stop": "x" * 1001}, {"stop": list(range(65))}])  # fmt: skip
 def test_settings_that_make_no_sense_are_refused_at_once(plain, toy, params):

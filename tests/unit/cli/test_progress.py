@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from evsys_sdk.cli import progress
-from evsys_sdk.cli.progress import LiveProgress, PlainProgress, short_names
+from evsys_sdk.cli.progress import LiveProgress, PlainProgress, progress_display, short_names
 from evsys_sdk.format import console_for
 
 
@@ -153,3 +154,25 @@ def test_a_live_table_of_80_columns_shows_whole_names_where_there_is_room(shown)
     narrow = io.StringIO()
     console_for(narrow, width=50, height=12, force_terminal=True, color_system=None).print(display)
     assert "\n…1e-05…" in narrow.getvalue() and "sweep__" not in narrow.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_what_is_printed_beside_the_live_table_is_text(monkeypatch):
+    """rich follows colours, hidden text, links and `\\r` in what it takes over from stdout and stderr."""
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_display(terminal, live=True):
+        print("failed: everything\rpassed \x1b[8mbut not\x1b[0m", file=sys.stderr)
+        print("see \x1b]8;;http://e.example/\x1b\\here\x1b]8;;\x1b\\ \x1b[31mred")
+    shown = terminal.getvalue()
+    assert "failed: everything\\u000dpassed \\u001b[8mbut not\\u001b[0m" in shown
+    assert "see \\u001b]8;;http://e.example/\\u001b\\here" in shown
+    assert "\x1b[8m" not in shown and "\x1b]8;" not in shown and "\x1b[31m" not in shown
+    assert (sys.stdout, sys.stderr) == (terminal, terminal)

@@ -64,6 +64,24 @@ def test_a_python_tag_is_refused():
         parse_document("a: !!python/name:os.system x\n")
 
 
+@pytest.mark.parametrize("kind", ["seq [1]", "python/object/apply:os.system [id]", "python/dict {a: 1}", "set {a, b}"])
+def test_a_list_or_mapping_with_a_tag_of_its_own_is_refused(kind):
+    text = f"a: !!{kind}\n"
+    if kind.startswith("seq"):
+        assert parse_document(text).data == {"a": [1]}
+        return
+    with pytest.raises(ConfigError, match="not supported"):
+        parse_document(text)
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "-" + "9" * 4000, "9" * 100_000, "0o" + "7" * 9000])
+def test_an_integer_that_no_float_has_room_for_is_refused_in_few_words(number):
+    with pytest.raises(ConfigError, match="cannot be read as int") as caught:
+        parse_document(f"a: {number}\n")
+    assert len(str(caught.value)) < 300
+    assert parse_document(f"a: {'9' * 300}\n").data == {"a": int("9" * 300)}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -180,6 +180,23 @@ def test_a_schema_that_leads_nowhere_is_refused_at_once(schema, said):
     assert caught.value.status == 400 and "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "minItems": 10**9, "items": {"type": "null"}},
+        {"oneOf": [{"properties": {"k": {"const": i}}, "required": ["k"], "type": "object"} for i in range(3000)]},
+    ],
+)
+def test_a_schema_that_is_too_much_for_the_sampler_is_a_400(found, client, schema):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked = {"model": "m", "messages": HI, "max_tokens": 300, "seed": 1}
+    create = client(found, session="s").chat.completions.create
+    with pytest.raises(openai.BadRequestError, match="grammar"):
+        create(**asked, response_format=form)
+    assert found.endpoint.capture.errors("s") == []
+    assert create(**asked).choices[0].message.content is not None
+
+
 BAD = [
     ({"response_format": {"type": "xml"}}, "response_format", "text, json_object or json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "a JSON schema is needed"),

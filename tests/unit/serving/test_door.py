@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -197,6 +199,50 @@ def test_a_chat_that_takes_long_to_tokenise_keeps_nobody_waiting():
         assert ask(found).status_code == 200
         renderer.go_on.set()
         assert answer.result().status_code == 200
+
+
+def test_long_requests_do_not_take_the_threads_that_read_short_ones():
+    renderer = SlowRenderer()
+    served = ServedModel(sampler=ScriptedModel({}, default="hello"), renderer=renderer)
+    long = BODY | {"messages": [{"role": "user", "content": "x" * 70_000}]}
+    with in_background(Endpoint({"policy": served})) as found, ThreadPoolExecutor(8) as pool:
+        url = f"{found.base_url()}/chat/completions"
+        answers = [pool.submit(lambda: requests.post(url, json=long, timeout=300)) for _ in range(8)]
+        assert renderer.began.wait(300)
+        try:
+            assert requests.post(url, json=BODY, timeout=60).status_code == 200
+        finally:
+            renderer.go_on.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+
+
+HALF_A_PAIR = [
+    ("chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": "a\\ud83d b"}]}'),
+    ("chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": "a\xed\xa0\x80"}]}'),
+    ("completions", b'{"model": "policy", "prompt": ["fine", "\\uDC00"]}'),
+    ("completions", b'{"model": "policy", "prompt": "hi", "stop": "\\udfff\\ud800"}'),
+]
+
+
+@pytest.mark.parametrize(("door", "body"), HALF_A_PAIR)
+def test_text_that_is_no_unicode_is_a_400(start, door, body, caplog):
+    answer = requests.post(f"{start().base_url()}/{door}", data=body, timeout=300)
+    assert answer.status_code == 400 and "the body" in answer.json()["error"]["message"]
+    assert "Traceback" not in caplog.text
+
+
+def test_a_character_written_as_a_pair_is_read(start):
+    body = b'{"model": "policy", "prompt": "\\ud83d\\ude00 and \\\\ud83d", "echo": true}'
+    answer = requests.post(f"{start().base_url()}/completions", data=body, timeout=300)
+    assert answer.status_code == 200 and answer.json()["choices"][0]["text"].startswith("\U0001f600 and \\ud83d")
+
+
+def test_a_caller_who_ends_the_connection_sees_that_its_body_is_too_large(start):
+    url = f"{start(context_length=100).base_url()}/chat/completions"
+    asked = urllib.request.Request(url, b"x" * 2**26)  # urllib sends the whole body before it reads the answer
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(asked, timeout=300)
+    assert caught.value.code == 413 and "1048576 bytes" in json.loads(caught.value.read())["error"]["message"]
 
 
 def test_a_body_longer_than_any_context_is_refused_before_it_is_read(start):
