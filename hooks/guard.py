@@ -1,7 +1,7 @@
 """Keeps a coding agent away from test-split files and keys: a PreToolUse hook of Claude Code and Codex.
 
 In: the hook's JSON on stdin (tool_name, tool_input, cwd). Out: exit code 0, or 2 with the reason on stderr, which the
-agent reads. Runs before every tool call, so it uses the standard library only and any Python from 3.8 on.
+agent reads. Runs before every tool call, so it uses the standard library only and any Python from 3.9 on.
 
 Protected are the test entries of the project's configs (an entry without a label is a test entry), `data/benchmark/`,
 files called `test.jsonl`, what holds test rollouts (journals, `logs/test/`), and files that hold keys. New files may be
@@ -12,6 +12,7 @@ This is a guard rail against slips, not a sandbox: a program that puts a path to
 """
 
 import fnmatch
+import functools
 import glob
 import itertools
 import json
@@ -77,9 +78,12 @@ SHOWS_KEYS = re.compile(
     + r"|/proc/[^/\s]+/environ"
     r"|os\.environ\b(?!\s*(?:\[|\.get\b|\.setdefault\b|\.pop\b|\.update\b))"
 )
+OWN_TOOLS = re.compile(r"mcp__(?:plugin_evsys_)?evsys__")
+"""Tools of our MCP server, which hands out no test rows."""
 PATH_LIKE = re.compile(r"[^\s'\"`$(){}<>|;&=,:]+")
 
 
+@functools.cache
 def find_project(cwd):
     """The nearest folder upwards that looks like a project; else `cwd`."""
     folder = cwd
@@ -134,6 +138,7 @@ def is_validation(entry):
     return bool(tags and re.search(r"\bval\b", tags.group(1)) and not re.search(r"\btest\b", tags.group(1)))
 
 
+@functools.cache
 def protected_paths(root):
     """Files and folders (real paths) that hold test tasks."""
     found, open_paths, open_ids = set(), set(), set()
@@ -171,9 +176,11 @@ def matches(name, patterns):
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def why_protected(path, root, tests):
+def why_protected(path, cwd):
     """Why this file must stay unread; None where it may be read. `path` need not exist."""
     real = os.path.realpath(path)
+    # A session may have been started above the project, or in another one: the file's own project counts, too.
+    tests = protected_paths(find_project(cwd)) | protected_paths(find_project(os.path.dirname(real)))
     for each in {os.path.abspath(path), real}:
         name = os.path.basename(each)
         if matches(name, KEY_NAMES) and not matches(name, KEY_EXAMPLES):
@@ -195,7 +202,7 @@ def is_same_file(path, test):
     return any(os.path.exists(file) and os.path.samefile(path, file) for file in files)
 
 
-def find_inside(folder, root, tests, wanted=None):
+def find_inside(folder, cwd, wanted=None):
     """The first protected file in a folder whose name `wanted` accepts."""
     count = 0
     for top, folders, files in os.walk(folder):
@@ -205,25 +212,25 @@ def find_inside(folder, root, tests, wanted=None):
             if count > MAX_FILES:
                 return None
             path = os.path.join(top, name)
-            if (wanted is None or wanted(path)) and why_protected(path, root, tests):
+            if (wanted is None or wanted(path)) and why_protected(path, cwd):
                 return path
     return None
 
 
-def check_file(tool, given, cwd, root, tests):
+def check_file(tool, given, cwd):
     path = given.get("file_path") or given.get("path") or given.get("notebook_path")
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str) or not path or OWN_TOOLS.match(tool):
         return None
     path = os.path.join(cwd, os.path.expanduser(path))
     if tool in ("Write", "write_file") and not os.path.lexists(path):
         return None  # a new benchmark may be written; once it is there it is closed
-    why = why_protected(path, root, tests)
+    why = why_protected(path, cwd)
     return f"{os.path.relpath(path, cwd)} is closed to agents. {why}" if why else None
 
 
-def check_grep(given, cwd, root, tests):
+def check_grep(given, cwd):
     path = os.path.join(cwd, os.path.expanduser(given.get("path") or "."))
-    why = why_protected(path, root, tests)
+    why = why_protected(path, cwd)
     if why:
         return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
     shows_rows = given.get("output_mode", "files_with_matches") == "content"
@@ -238,7 +245,7 @@ def check_grep(given, cwd, root, tests):
         hit = any(fnmatch.fnmatch(text, pattern.lstrip("!")) for text in (relative, os.path.basename(file)))
         return hit != negated
 
-    inside = find_inside(path, root, tests, is_searched)
+    inside = find_inside(path, cwd, is_searched)
     if inside:
         shown = os.path.relpath(inside, cwd)
         return f"This search would print rows of {shown}, which is closed to agents. Add `glob: \"*.py\"` or another " \
@@ -279,6 +286,11 @@ def check_time(deadline):
         raise TimeoutError("too many paths")
 
 
+def ends_of(word):
+    parts = word.split("/")
+    return ["/".join(parts[start:]) for start in range(1, min(len(parts) - 1, 12))]
+
+
 def candidates(command, cwd):
     """Every path that words of the command may mean, from the current folder and from folders that it names."""
     deadline = time.monotonic() + SECONDS
@@ -295,6 +307,8 @@ def candidates(command, cwd):
     words = {word for text in texts for word in PATH_LIKE.findall(text)}
     words |= {word.split("=", 1)[1] for word in list(words) if "=" in word}
     words |= {word.lstrip("@-") for word in list(words)}
+    # $(pwd)/data/x and $UNKNOWN/data/x: every end of the word that still is a path.
+    words |= {end for word in list(words) for end in ends_of(word)}
     words = {os.path.expanduser(word) for word in words if word and len(word) < 1000}
     folders = {cwd}
     for _ in range(3):  # cd a && cd b
@@ -313,39 +327,68 @@ def candidates(command, cwd):
                 yield path
 
 
-def find_by_pattern(command, cwd, root, tests):
+def find_by_pattern(command, cwd):
     """A protected file of the project that a pattern with `**` would hit."""
     for word in PATH_LIKE.findall(re.sub(r"['\"\\]", "", command)):
         if "**" in word:
             pattern = os.path.normpath(os.path.join(cwd, os.path.expanduser(word))).replace("**/", "*")
-            found = find_inside(root, root, tests, lambda file, pattern=pattern: fnmatch.fnmatch(file, pattern))
+            found = find_inside(find_project(cwd), cwd, lambda file, pattern=pattern: fnmatch.fnmatch(file, pattern))
             if found:
                 return found
     return None
 
 
+PARTS = re.compile(r"(\|\||&&|[;|&\n]|\$\(|`|\()")
+
+
+def words_of(part):
+    """The words of one part of a command line, from its program on."""
+    words = part.split()
+    while words and (re.match(r"^\w+=", words[0]) or words[0] in PREFIXES):
+        words = words[1:]
+    return [os.path.basename(words[0].strip("'\"")), *words[1:]] if words else []
+
+
 def programs_of(command):
-    """The program of each part of a command line."""
-    for part in re.split(r"\|\||&&|[;|&\n]|\$\(|`|\(", command):
-        words = part.split()
-        while words and (re.match(r"^\w+=", words[0]) or words[0] in PREFIXES):
-            words = words[1:]
+    """The program of each part of a command line, with its words."""
+    for part in PARTS.split(command)[::2]:
+        words = words_of(part)
         if words:
-            yield os.path.basename(words[0].strip("'\"")), words
+            yield words[0], words
 
 
-def shows_test_rollouts(command):
+def without_evsys(command):
+    """The command without those parts that `evsys` gets: it scores test tasks and does not print them, except by
+    `evsys data`."""
+    parts = PARTS.split(command)
+    for place in range(0, len(parts), 2):
+        words = words_of(parts[place])
+        if words[:1] == ["evsys"] and words[1:2] != ["data"]:
+            parts[place] = " "
+    return "".join(parts)
+
+
+def shows_test_rows(command, cwd):
     """`evsys rollouts` and `evsys data` print rows: of validation and training only."""
+    closed = {os.path.basename(path)[: -len(".jsonl")] for path in protected_paths(find_project(cwd))
+              if os.path.join(".evsys", "benchmarks") in path}  # fmt: skip
+    closed |= {re.sub(r"-v\d+-\w+$", "", identity) for identity in closed}
     for program, words in programs_of(command):
         if program != "evsys" or len(words) < 2:
             continue
+        if (
+            words[1] == "data"
+            and words[2:3] in (["preview"], ["pull"])
+            and closed & {w.strip("'\"") for w in words[3:]}
+        ):
+            return True
         if words[1] == "rollouts" and "--help" not in words and "--train" not in words:
             if not re.search(r"--benchmark[= ]['\"]?val/", " ".join(words)):
                 return True
     return False
 
 
-def check_command(given, cwd, root, tests):
+def check_command(given, cwd):
     command = given.get("command")
     if isinstance(command, list):
         command = " ".join(map(str, command))
@@ -354,55 +397,47 @@ def check_command(given, cwd, root, tests):
     if SHOWS_KEYS.search(command):
         return f"This would print keys of the environment. {KEY_ADVICE}"
     command = without_written_text(command)
-    if shows_test_rollouts(command):
-        return "`evsys rollouts` would show test tasks, too. Add `--benchmark val/<name>`, or `--train`."
+    if shows_test_rows(command, cwd):
+        return "This would show test tasks, too. With `evsys rollouts`, add `--benchmark val/<name>`, or `--train`."
     programs = list(programs_of(command))
     reads_all = READS_ALL.search(command)
     is_plain = not reads_all and not re.search(r"\$\(|`|<(?!<)", command)
     if is_plain and programs and all(program in HARMLESS for program, words in programs):
         if not any(program == "evsys" and words[1:2] == ["data"] for program, words in programs):
             return None
-    hit = find_by_pattern(command, cwd, root, tests)
+    rest = without_evsys(command)
+    hit = find_by_pattern(rest, cwd)
     if hit:
         return f"This would read {os.path.relpath(hit, cwd)}, which is closed to agents. {TEST_ADVICE}"
-    for path in candidates(command, cwd):
-        why = why_protected(path, root, tests)
-        if why and not is_read_by_evsys_only(path, programs):
+    for path in candidates(rest, cwd):
+        why = why_protected(path, cwd)
+        if why:
             return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
         if os.path.isdir(path) and reads_all:
-            inside = find_inside(path, root, tests)
+            inside = find_inside(path, cwd)
             if inside:
                 shown = os.path.relpath(inside, cwd)
                 return f"This would read {shown}, which is closed to agents.{SEARCH_ADVICE} {TEST_ADVICE}"
     if reads_all and re.search(r"\b(?:rg|ag|ack|git\s+grep)\b|grep\b[^|;&\n]*\s-\w*[rR]", command):
-        named = [path for path in candidates(command, cwd) if path != cwd]
+        named = [path for path in candidates(rest, cwd) if path != cwd]
         if not named:  # without a path these search the current folder
-            inside = find_inside(cwd, root, tests)
+            inside = find_inside(cwd, cwd)
             if inside:
                 shown = os.path.relpath(inside, cwd)
                 return f"This would search {shown}, which is closed to agents.{SEARCH_ADVICE}"
     return None
 
 
-def is_read_by_evsys_only(path, programs):
-    """`evsys benchmark run --path data/benchmark/x && ls`: the words of other programs do not name it."""
-    name = os.path.basename(os.path.normpath(path))
-    naming = [(program, words) for program, words in programs if any(name in word for word in words)]
-    return bool(naming) and all(program == "evsys" and words[1:2] != ["data"] for program, words in naming)
-
-
 def check(event):
     tool, given = event.get("tool_name") or "", event.get("tool_input") or {}
     cwd = os.path.abspath(event.get("cwd") or os.getcwd())
-    root = find_project(cwd)
-    tests = protected_paths(root)
     if tool in ("Bash", "shell", "local_shell", "exec_command", "run_shell_command", "Monitor"):
-        return check_command(given, cwd, root, tests)
+        return check_command(given, cwd)
     if tool in ("Grep", "search_file_content"):
-        return check_grep(given, cwd, root, tests)
+        return check_grep(given, cwd)
     if tool in ("Glob", "LS"):
         return None  # names only
-    return check_file(tool, given, cwd, root, tests)
+    return check_file(tool, given, cwd)
 
 
 def main():

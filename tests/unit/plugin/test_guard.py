@@ -45,6 +45,13 @@ def project(tmp_path_factory):
     return root
 
 
+@pytest.fixture(autouse=True)
+def _no_cache():
+    """One process of the hook checks one call; here many calls share one."""
+    guard.protected_paths.cache_clear()
+    guard.find_project.cache_clear()
+
+
 def ask(project, tool, **given):
     return guard.check({"tool_name": tool, "tool_input": given, "cwd": str(project)})
 
@@ -98,6 +105,11 @@ DENIED = [
     "tar c data | tar x -C /tmp",
     "cp -r data /tmp/x",
     "rsync -a data/ /tmp/x",
+    f"cat $(pwd)/{TEST}",
+    f"cat $UNKNOWN/{TEST}",
+    f"cat ~+/{TEST}",
+    "evsys show requests_test/tasks.jsonl; cat data/b*/r*/t*",
+    f"evsys run c.yaml --quiet && head {TEST}",
     "cat link.jsonl",
     "cat hard.jsonl",
     "cat shortcut/requests_test/tasks.jsonl",
@@ -156,7 +168,7 @@ ALLOWED = [
 @pytest.mark.parametrize("command", DENIED)
 def test_a_command_that_would_read_test_rows_or_keys_is_refused(project, command):
     reason = ask(project, "Bash", command=command)
-    assert reason and ("closed to agents" in reason or "evsys rollouts" in reason or "keys" in reason)
+    assert reason and ("closed to agents" in reason or "show test tasks" in reason or "keys" in reason)
 
 
 @pytest.mark.parametrize("command", ALLOWED)
@@ -178,7 +190,24 @@ def test_a_new_benchmark_may_be_written_and_is_then_closed(project):
     assert ask(project, "Write", file_path=str(new)) is None
     new.parent.mkdir()
     new.write_text("{}\n")
+    guard.protected_paths.cache_clear()
     assert ask(project, "Read", file_path=str(new)) and ask(project, "Write", file_path=str(new))
+
+
+def test_a_session_above_the_project_finds_it_closed_too(project):
+    above = project.parent
+    assert "closed" in ask(above, "Read", file_path=str(project / TEST))
+    assert "closed" in ask(above, "Read", file_path=f"lab/{TEST}")
+    assert "closed" in ask(above, "Bash", command=f"cat lab/{TEST}")
+    assert "closed" in ask(above, "Bash", command="cat lab/held_out/rows.jsonl")
+    assert "closed" in ask(above, "Bash", command="cd lab && cat held_out/rows.jsonl")
+    assert ask(above, "Read", file_path=f"lab/{VAL}") is None
+
+
+def test_file_tools_of_other_servers_are_checked_and_our_own_are_not(project):
+    assert "closed" in ask(project, "mcp__filesystem__read_file", path=TEST)
+    assert ask(project, "mcp__plugin_evsys_evsys__validate", path=TEST) is None
+    assert ask(project, "mcp__filesystem__read_file", path=VAL) is None
 
 
 def test_keys_in_the_home_folder_are_closed(project, tmp_path, monkeypatch):
@@ -270,3 +299,5 @@ def test_benchmarks_of_the_workspace_are_closed_unless_they_validate(tmp_path):
         "metadata:\n  benchmark:\n    - {name: tools, split: val}\n    - {name: goal}\n"
     )
     assert guard.protected_paths(str(tmp_path)) == {os.path.realpath(folder / "goal-v1-0a1b2c3d.jsonl")}
+    assert "test tasks" in ask(tmp_path, "Bash", command="evsys data preview goal --benchmark")
+    assert ask(tmp_path, "Bash", command="evsys data preview tools --benchmark") is None
