@@ -1,4 +1,4 @@
-"""Every YAML and Python block of README, docs and examples is true: it validates, or it runs.
+"""Every YAML and Python block of README, docs, examples, skills and agents is true: it validates, or it runs.
 
 A YAML block that is a whole config is checked as it is; a fragment is set into a small config first. Python blocks of a
 page run one after another in a folder with that small project; a block that begins `# file: name.py` is written
@@ -7,6 +7,7 @@ there instead. Lines that begin with `evsys` must be command lines that the pars
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 import os
@@ -14,9 +15,11 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -25,9 +28,11 @@ from evsys_sdk.cli.main import parse
 from evsys_sdk.config.schema import DataConfig, EvalConfig, ExperimentConfig, RunConfig
 from evsys_sdk.config.yaml_io import parse_document
 from evsys_sdk.registry import REGISTRIES
+from evsys_sdk.scaffold.project import init_project
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+PLUGIN_PAGES = sorted([*ROOT.glob("skills/**/*.md"), *ROOT.glob("agents/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *PLUGIN_PAGES])
 CONFIGS = sorted(ROOT.glob("examples/**/config.yaml"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 BASE: dict[str, Any] = {
@@ -154,6 +159,32 @@ def test_command_lines_parse(page, text):
         words = shlex.split(line.removeprefix("$ "), comments=True) if re.match(r"(\$ )?evsys ", line) else []
         if words:
             parse(words[1:])
+
+
+@pytest.mark.parametrize(
+    "page", [*PLUGIN_PAGES, ROOT / "docs/projects.md", ROOT / "docs/agents.md"], ids=lambda p: p.stem
+)
+def test_commands_in_the_text_for_agents_exist(page):
+    """Also those between backticks, which may lack arguments but have no unknown verb or option."""
+    text = BLOCK.sub("", page.read_text())
+    for command in re.findall(r"`(evsys [^`]+)`", text):
+        words = shlex.split(command)
+        if words[1] != "...":
+            with suppress(click.MissingParameter):
+                parse(words[1:])
+
+
+@pytest.mark.parametrize("page", PLUGIN_PAGES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_names_in_the_text_for_agents_exist(page, tmp_path, world):
+    """A file is one that `evsys init-project` makes; a key, a field or a function stands in the code."""
+    root = init_project(tmp_path / "lab", date=datetime.date(2026, 11, 18)).root
+    text = BLOCK.sub("", page.read_text()).partition("---\n")[2]
+    code = {word for path in (ROOT / "src").rglob("*.py") for word in re.findall(r"\w+", path.read_text())}
+    for span in re.findall(r"`([^`\n]+)`", text):
+        if re.fullmatch(r"(src|data|experiments)/[\w./-]*", span):
+            assert (root / span).exists() or (world / span).exists(), f"{page.name}: {span}"
+        elif re.fullmatch(r"@?[a-z]+(_[a-z]+)+", span):
+            assert span.lstrip("@") in code, f"{page.name}: {span}"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))

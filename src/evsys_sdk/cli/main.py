@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from evsys_sdk.errors import Problem
 
 VERBS = {
+    "init-project": ("scaffold.init_project", "make a research project with a small example"),
+    "new-experiment": ("scaffold.new_experiment", "write the next experiment, also as a copy of another one"),
     "validate": ("run.validate", "check a config"),
     "run": ("run.run", "run an experiment"),
     "status": ("control.status", "is it running, how far is it, is it stuck"),

@@ -1,0 +1,458 @@
+"""Keeps a coding agent away from test-split files and keys: a PreToolUse hook of Claude Code and Codex.
+
+In: the hook's JSON on stdin (tool_name, tool_input, cwd). Out: exit code 0, or 2 with the reason on stderr, which the
+agent reads. Runs before every tool call, so it uses the standard library only and any Python from 3.9 on.
+
+Protected are the test entries of the project's configs (an entry without a label is a test entry), `data/benchmark/`,
+files called `test.jsonl`, what holds test rollouts (journals, `logs/test/`), and files that hold keys. New files may be
+written; what exists may not be read, searched, copied or changed.
+
+This is a guard rail against slips, not a sandbox: a program that puts a path together at run time is not seen
+(docs/agents.md).
+"""
+
+import fnmatch
+import functools
+import glob
+import itertools
+import json
+import os
+import re
+import sys
+import time
+
+MAX_CONFIGS = 500
+MAX_FILES = 20000
+SECONDS = 5.0
+"""For the paths of one command, below the hook's own time limit; after that the command is refused, not let through."""
+KEY_NAMES = (
+    ".env",
+    ".env.*",
+    "*.pem",
+    "*.key",
+    "id_rsa*",
+    "id_ed25519*",
+    "id_ecdsa*",
+    ".netrc",
+    "credentials",
+    "credentials.*",
+)
+KEY_EXAMPLES = (".env.example", ".env.sample", ".env.template", "*.pub")
+KEY_FOLDERS = ("~/.ssh", "~/.aws", "~/.config/gcloud", "~/.config/evsys", "~/.cache/huggingface/token")
+TEST_NAMES = ("test.jsonl", "test.jsonl.gz", "*.journal.sqlite*", "*.rollouts.jsonl")
+PROJECT_MARKS = (".evsys", "pyproject.toml", "experiments", ".git")
+SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "site-packages"}
+
+TEST_ADVICE = (
+    "It holds tasks of the test split. They are scored by `evsys run` and stay unread, so that test scores mean "
+    "something. Use the validation tasks in data/validation, or `evsys rollouts <experiment> --failed --benchmark "
+    "val/<name>`."
+)
+KEY_ADVICE = (
+    "It holds keys. Programs read them from the environment; `evsys validate <config>` says which one is missing, "
+    "without showing it."
+)
+SEARCH_ADVICE = " Name the folders to search, such as src, experiments or data/datasets/<name>/v1/train.jsonl."
+
+HARMLESS = {
+    "ls", "cd", "pushd", "pwd", "test", "[", "stat", "du", "mkdir", "touch", "echo", "true", "wc", "which", "realpath",
+    "dirname", "basename", "sha256sum", "md5sum", "evsys", "tree", "chmod",
+}  # fmt: skip
+"""Programs that print nothing of a file's content."""
+PREFIXES = {"sudo", "time", "nohup", "exec", "command", "uv", "run", "then", "do", "!", "{"}
+"""Words before the name of a program."""
+READS_ALL = re.compile(
+    r"\b(?:grep|egrep|fgrep|zgrep)\b[^|;&\n]*\s(?:-\w*[rR]\w*|--recursive|--dereference-recursive)\b"
+    r"|\b(?:rg|ag|ack)\b|\bgit\s+(?:grep|archive|bundle)\b|\b(?:tar|zip|rsync|7z|cpio)\b"
+    r"|\bcp\b[^|;&\n]*\s(?:-\w*[rRa]\w*|--recursive|--archive)\b"
+    r"|\bfind\b.*(?:-exec|-delete|\|)|\bxargs\b|\bwhile\s+read\b|\bfor\s+\w+\s+in\b|\bln\b|\bmv\b"
+)
+"""Programs that read, copy or move whole folders."""
+SECRET_WORD = r"[A-Z0-9_]*(?:API_KEY|SECRET|TOKEN|PASSWORD|ACCESS_KEY)[A-Z0-9_]*"
+SHOWS_KEYS = re.compile(
+    r"(?:^|[;&|(`\n])\s*(?:sudo\s+)?(?:printenv|env|set|export\s+-p|declare\s+-[px]+|compgen\s+-e)\s*(?:$|[;&|)>`\n])"
+    r"|\bprintenv\s+"
+    + SECRET_WORD
+    + r"|\b(?:echo|printf|cat\s*<<<)\b[^;&|\n]*\$\{?"
+    + SECRET_WORD
+    + r"|/proc/[^/\s]+/environ"
+    r"|os\.environ\b(?!\s*(?:\[|\.get\b|\.setdefault\b|\.pop\b|\.update\b))"
+)
+OWN_TOOLS = re.compile(r"mcp__(?:plugin_evsys_)?evsys__")
+"""Tools of our MCP server, which hands out no test rows."""
+PATH_LIKE = re.compile(r"[^\s'\"`$(){}<>|;&=,:]+")
+
+
+@functools.cache
+def find_project(cwd):
+    """The nearest folder upwards that looks like a project; else `cwd`."""
+    folder = cwd
+    while True:
+        if any(os.path.exists(os.path.join(folder, mark)) for mark in PROJECT_MARKS[:2]):
+            return folder
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return cwd
+        folder = parent
+
+
+def find_configs(root):
+    patterns = ("*.yaml", "*.yml", "experiments/*/*.yaml", "experiments/*/*.yml", "configs/*.yaml", "examples/*/*.yaml")
+    found = [path for pattern in patterns for path in sorted(glob.glob(os.path.join(glob.escape(root), pattern)))]
+    return found[:MAX_CONFIGS]
+
+
+def benchmark_entries(text):
+    """The benchmark entries of a config's YAML text, each as its own text.
+
+    Read without a YAML parser, which Python does not bring: the block below `benchmark:` is cut at its list items, a
+    flow list (`[...]`) at its braces. Comments are left out.
+    """
+    lines = [re.sub(r"(^|\s)#.*$", "", line).rstrip() for line in text.splitlines()]
+    for number, line in enumerate(lines):
+        match = re.match(r"^(\s*)(?:-\s+)?[\"']?benchmark[\"']?\s*:(.*)$", line)
+        flow = re.search(r"[{,]\s*[\"']?benchmark[\"']?\s*:(.*)$", line) if not match else None
+        if not match and not flow:
+            continue
+        indent = len(match.group(1)) if match else len(line) - len(line.lstrip())
+        block = [match.group(2) if match else flow.group(1)]
+        for later in lines[number + 1 :]:
+            width = len(later) - len(later.lstrip())
+            if later.strip() and (width < indent or (width == indent and not re.match(r"\s*[-\]}]", later))):
+                break
+            block.append(later)
+        body = "\n".join(block)
+        braces = re.findall(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}", body)
+        first = re.search(r"^([ \t]*)-\s", body, re.M)
+        # Only at the indentation of the first item: an entry may hold a list, such as its tags.
+        items = re.split(rf"\n{first.group(1)}-\s", "\n" + body) if first else [body]
+        for item in items:
+            inner = [each for each in braces if each in item and re.search(r"\b(?:path|id|name)\b", each)]
+            yield from inner or [item]
+
+
+def is_validation(entry):
+    if re.search(r"\bsplit[\"']?\s*:\s*[\"']?val\b", entry):
+        return True
+    tags = re.search(r"\btags[\"']?\s*:\s*(\[[^\]]*\]|(?:\s*\n\s*-[^\n]*)+)", entry)
+    return bool(tags and re.search(r"\bval\b", tags.group(1)) and not re.search(r"\btest\b", tags.group(1)))
+
+
+@functools.cache
+def protected_paths(root):
+    """Files and folders (real paths) that hold test tasks."""
+    found, open_paths, open_ids = set(), set(), set()
+    for config in find_configs(root):
+        try:
+            with open(config, encoding="utf-8", errors="replace") as file:
+                text = file.read(1000000)
+        except OSError:
+            continue
+        for entry in benchmark_entries(text):
+            if is_validation(entry):
+                open_ids |= set(re.findall(r"\b(?:id|name)[\"']?\s*:\s*[\"']?([^\s\"',}\]]+)", entry))
+            for value in re.findall(r"\bpath[\"']?\s*:\s*[\"']?([^\s\"',}\]]+)", entry):
+                for folder in (os.path.dirname(config), root):
+                    path = os.path.realpath(os.path.join(folder, os.path.expanduser(value)))
+                    if os.path.exists(path):
+                        (open_paths if is_validation(entry) else found).add(path)
+    # A set that one config validates on and another tests on stays protected.
+    benchmarks = os.path.realpath(os.path.join(root, "data", "benchmark"))
+    if os.path.isdir(benchmarks):
+        found |= {path for name in os.listdir(benchmarks) for path in [os.path.join(benchmarks, name)]
+                  if path not in open_paths}  # fmt: skip
+    for path in glob.glob(os.path.join(glob.escape(os.path.realpath(root)), ".evsys", "benchmarks", "*.jsonl")):
+        identity = os.path.basename(path)[: -len(".jsonl")]  # <name>-v<version>-<hash>
+        if not open_ids & {identity, re.sub(r"-v\d+-\w+$", "", identity)}:
+            found.add(path)
+    return found
+
+
+def is_below(path, folder):
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def matches(name, patterns):
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def why_protected(path, cwd):
+    """Why this file must stay unread; None where it may be read. `path` need not exist."""
+    real = os.path.realpath(path)
+    # A session may have been started above the project, or in another one: the file's own project counts, too.
+    tests = protected_paths(find_project(cwd)) | protected_paths(find_project(os.path.dirname(real)))
+    for each in {os.path.abspath(path), real}:
+        name = os.path.basename(each)
+        if matches(name, KEY_NAMES) and not matches(name, KEY_EXAMPLES):
+            return KEY_ADVICE
+        if any(is_below(each, os.path.realpath(os.path.expanduser(folder))) for folder in KEY_FOLDERS):
+            return KEY_ADVICE
+        if any(is_below(each, test) for test in tests):
+            return TEST_ADVICE
+        if matches(name, TEST_NAMES) or (os.sep + "logs" + os.sep + "test" + os.sep) in each:
+            return TEST_ADVICE
+    if os.path.isfile(real) and os.stat(real).st_nlink > 1 and any(is_same_file(real, test) for test in tests):
+        return TEST_ADVICE
+    return None
+
+
+def is_same_file(path, test):
+    """Whether a hard link leads to a protected file."""
+    files = [os.path.join(test, name) for name in os.listdir(test)] if os.path.isdir(test) else [test]
+    return any(os.path.exists(file) and os.path.samefile(path, file) for file in files)
+
+
+def find_inside(folder, cwd, wanted=None):
+    """The first protected file in a folder whose name `wanted` accepts."""
+    count = 0
+    for top, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        for name in files:
+            count += 1
+            if count > MAX_FILES:
+                return None
+            path = os.path.join(top, name)
+            if (wanted is None or wanted(path)) and why_protected(path, cwd):
+                return path
+    return None
+
+
+def check_file(tool, given, cwd):
+    path = given.get("file_path") or given.get("path") or given.get("notebook_path")
+    if not isinstance(path, str) or not path or OWN_TOOLS.match(tool):
+        return None
+    path = os.path.join(cwd, os.path.expanduser(path))
+    if tool in ("Write", "write_file") and not os.path.lexists(path):
+        return None  # a new benchmark may be written; once it is there it is closed
+    why = why_protected(path, cwd)
+    return f"{os.path.relpath(path, cwd)} is closed to agents. {why}" if why else None
+
+
+def check_grep(given, cwd):
+    path = os.path.join(cwd, os.path.expanduser(given.get("path") or "."))
+    why = why_protected(path, cwd)
+    if why:
+        return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
+    shows_rows = given.get("output_mode", "files_with_matches") == "content"
+    kind, pattern = given.get("type"), given.get("glob")
+    if not shows_rows or not os.path.isdir(path) or (kind and kind != "json"):
+        return None
+
+    def is_searched(file):
+        if not pattern:
+            return True
+        relative, negated = os.path.relpath(file, path), pattern.startswith("!")
+        hit = any(fnmatch.fnmatch(text, pattern.lstrip("!")) for text in (relative, os.path.basename(file)))
+        return hit != negated
+
+    inside = find_inside(path, cwd, is_searched)
+    if inside:
+        shown = os.path.relpath(inside, cwd)
+        return f"This search would print rows of {shown}, which is closed to agents. Add `glob: \"*.py\"` or another " \
+               f"filter, or a path.{SEARCH_ADVICE}"  # fmt: skip
+    return None
+
+
+def without_written_text(command):
+    """The command without the bodies of here-documents that `cat` or `tee` write into a file: naming a path in a config
+    is not reading it. Bodies for interpreters stay."""
+    pattern = re.compile(r"^([^\n]*?)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)^\s*\3\s*$", re.M | re.S)
+
+    def cut(match):
+        line = match.group(1) + match.group(4)
+        program = re.split(r"[;&|]", match.group(1))[-1].split()
+        is_writing = bool(program) and program[0] in ("cat", "tee") and ("|" not in match.group(4))
+        return line + "\n" if is_writing else match.group(0)
+
+    return pattern.sub(cut, command)
+
+
+def fill_variables(text, command, cwd):
+    """`$x` and `${x}` by assignments in the command and by the environment's few harmless ones."""
+    values = {
+        "HOME": os.path.expanduser("~"),
+        "PWD": cwd,
+        "CLAUDE_PROJECT_DIR": os.environ.get("CLAUDE_PROJECT_DIR", cwd),
+    }
+    for name, value in re.findall(r"(?:^|[\s;&|(])(\w+)=([^\s;&|]+)", command):
+        values[name] = value.strip("'\"")
+    for _ in range(3):  # a variable may hold another one
+        text = re.sub(r"\$\{?(\w+)\}?", lambda match: values.get(match.group(1), match.group(0)), text)
+    return text
+
+
+def check_time(deadline):
+    if time.monotonic() > deadline:
+        raise TimeoutError("too many paths")
+
+
+def ends_of(word):
+    parts = word.split("/")
+    return ["/".join(parts[start:]) for start in range(1, min(len(parts) - 1, 12))]
+
+
+def candidates(command, cwd):
+    """Every path that words of the command may mean, from the current folder and from folders that it names."""
+    deadline = time.monotonic() + SECONDS
+    # Quotes and backslashes inside a word do not change the path: te''st.jsonl.
+    plain = fill_variables(re.sub(r"['\"\\]", "", command), command, cwd)
+    spaced = fill_variables(re.sub(r"['\"\\]", " ", command), command, cwd)
+    texts = {plain, spaced}
+    for _ in range(4):  # {a,b} as the shell expands it
+        for text in list(texts):
+            for braces in re.finditer(r"(?<!\$)\{([^{}\s]*,[^{}\s]*)\}", text):
+                texts |= {text[: braces.start()] + part + text[braces.end() :] for part in braces.group(1).split(",")}
+        if len(texts) > 64:
+            break
+    words = {word for text in texts for word in PATH_LIKE.findall(text)}
+    words |= {word.split("=", 1)[1] for word in list(words) if "=" in word}
+    words |= {word.lstrip("@-") for word in list(words)}
+    # $(pwd)/data/x and $UNKNOWN/data/x: every end of the word that still is a path.
+    words |= {end for word in list(words) for end in ends_of(word)}
+    words = {os.path.expanduser(word) for word in words if word and len(word) < 1000}
+    folders = {cwd}
+    for _ in range(3):  # cd a && cd b
+        folders |= {os.path.normpath(os.path.join(folder, word)) for folder in set(folders) for word in words
+                    if os.path.isdir(os.path.join(folder, word))}  # fmt: skip
+        if len(folders) > 200:
+            break
+    for folder in folders:
+        for word in words:
+            check_time(deadline)
+            path = os.path.join(folder, word)
+            if glob.has_magic(word):
+                # Not recursive, as in bash without globstar; `**` is looked at by `find_by_pattern`.
+                yield from itertools.islice(glob.iglob(path.replace("**", "*")), MAX_FILES)
+            elif os.path.lexists(path):
+                yield path
+
+
+def find_by_pattern(command, cwd):
+    """A protected file of the project that a pattern with `**` would hit."""
+    for word in PATH_LIKE.findall(re.sub(r"['\"\\]", "", command)):
+        if "**" in word:
+            pattern = os.path.normpath(os.path.join(cwd, os.path.expanduser(word))).replace("**/", "*")
+            found = find_inside(find_project(cwd), cwd, lambda file, pattern=pattern: fnmatch.fnmatch(file, pattern))
+            if found:
+                return found
+    return None
+
+
+PARTS = re.compile(r"(\|\||&&|[;|&\n]|\$\(|`|\()")
+
+
+def words_of(part):
+    """The words of one part of a command line, from its program on."""
+    words = part.split()
+    while words and (re.match(r"^\w+=", words[0]) or words[0] in PREFIXES):
+        words = words[1:]
+    return [os.path.basename(words[0].strip("'\"")), *words[1:]] if words else []
+
+
+def programs_of(command):
+    """The program of each part of a command line, with its words."""
+    for part in PARTS.split(command)[::2]:
+        words = words_of(part)
+        if words:
+            yield words[0], words
+
+
+def without_evsys(command):
+    """The command without those parts that `evsys` gets: it scores test tasks and does not print them, except by
+    `evsys data`."""
+    parts = PARTS.split(command)
+    for place in range(0, len(parts), 2):
+        words = words_of(parts[place])
+        if words[:1] == ["evsys"] and words[1:2] != ["data"]:
+            parts[place] = " "
+    return "".join(parts)
+
+
+def shows_test_rows(command, cwd):
+    """`evsys rollouts` and `evsys data` print rows: of validation and training only."""
+    closed = {os.path.basename(path)[: -len(".jsonl")] for path in protected_paths(find_project(cwd))
+              if os.path.join(".evsys", "benchmarks") in path}  # fmt: skip
+    closed |= {re.sub(r"-v\d+-\w+$", "", identity) for identity in closed}
+    for program, words in programs_of(command):
+        if program != "evsys" or len(words) < 2:
+            continue
+        if (
+            words[1] == "data"
+            and words[2:3] in (["preview"], ["pull"])
+            and closed & {w.strip("'\"") for w in words[3:]}
+        ):
+            return True
+        if words[1] == "rollouts" and "--help" not in words and "--train" not in words:
+            if not re.search(r"--benchmark[= ]['\"]?val/", " ".join(words)):
+                return True
+    return False
+
+
+def check_command(given, cwd):
+    command = given.get("command")
+    if isinstance(command, list):
+        command = " ".join(map(str, command))
+    if not isinstance(command, str):
+        return None
+    if SHOWS_KEYS.search(command):
+        return f"This would print keys of the environment. {KEY_ADVICE}"
+    command = without_written_text(command)
+    if shows_test_rows(command, cwd):
+        return "This would show test tasks, too. With `evsys rollouts`, add `--benchmark val/<name>`, or `--train`."
+    programs = list(programs_of(command))
+    reads_all = READS_ALL.search(command)
+    is_plain = not reads_all and not re.search(r"\$\(|`|<(?!<)", command)
+    if is_plain and programs and all(program in HARMLESS for program, words in programs):
+        if not any(program == "evsys" and words[1:2] == ["data"] for program, words in programs):
+            return None
+    rest = without_evsys(command)
+    hit = find_by_pattern(rest, cwd)
+    if hit:
+        return f"This would read {os.path.relpath(hit, cwd)}, which is closed to agents. {TEST_ADVICE}"
+    for path in candidates(rest, cwd):
+        why = why_protected(path, cwd)
+        if why:
+            return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
+        if os.path.isdir(path) and reads_all:
+            inside = find_inside(path, cwd)
+            if inside:
+                shown = os.path.relpath(inside, cwd)
+                return f"This would read {shown}, which is closed to agents.{SEARCH_ADVICE} {TEST_ADVICE}"
+    if reads_all and re.search(r"\b(?:rg|ag|ack|git\s+grep)\b|grep\b[^|;&\n]*\s-\w*[rR]", command):
+        named = [path for path in candidates(rest, cwd) if path != cwd]
+        if not named:  # without a path these search the current folder
+            inside = find_inside(cwd, cwd)
+            if inside:
+                shown = os.path.relpath(inside, cwd)
+                return f"This would search {shown}, which is closed to agents.{SEARCH_ADVICE}"
+    return None
+
+
+def check(event):
+    tool, given = event.get("tool_name") or "", event.get("tool_input") or {}
+    cwd = os.path.abspath(event.get("cwd") or os.getcwd())
+    if tool in ("Bash", "shell", "local_shell", "exec_command", "run_shell_command", "Monitor"):
+        return check_command(given, cwd)
+    if tool in ("Grep", "search_file_content"):
+        return check_grep(given, cwd)
+    if tool in ("Glob", "LS"):
+        return None  # names only
+    return check_file(tool, given, cwd)
+
+
+def main():
+    try:
+        event = json.load(sys.stdin)
+        reason = check(event)
+    except Exception as exc:  # a command that breaks the guard must not pass for that
+        reason = (
+            f"The guard of the evsys plugin could not check this call ({type(exc).__name__}: {exc}). Write it simpler."
+        )
+    if reason:
+        print(reason, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""The plugin's PreToolUse hook: what an agent may read, and what it may not, however it asks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evsys_sdk.cli.main import main
+from evsys_sdk.config.load import load_yaml
+
+ROOT = Path(__file__).parents[3]
+GUARD = ROOT / "hooks" / "guard.py"
+spec = importlib.util.spec_from_file_location("guard", GUARD)
+guard = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(guard)
+guard.SECONDS = 600  # what a test decides does not depend on the machine's load
+
+TEST = "data/benchmark/requests_test/tasks.jsonl"
+VAL = "data/validation/requests_val/tasks.jsonl"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    root = tmp_path_factory.mktemp("guarded") / "lab"
+    assert main(["init-project", str(root), "--date", "20260102", "--json"]) == 0
+    (root / ".env").write_text("TINKER_API_KEY=secret\n")
+    (root / ".env.example").write_text("TINKER_API_KEY=\n")
+    (root / "held_out").mkdir()
+    (root / "held_out/rows.jsonl").write_text("{}\n")
+    (root / "config.yaml").write_text(
+        "name: other\nmetadata:\n  benchmark:\n    - {name: h, path: held_out/rows.jsonl}  # no label: a test entry\n"
+    )
+    (root / "link.jsonl").symlink_to(TEST)
+    os.link(root / TEST, root / "hard.jsonl")
+    (root / "shortcut").symlink_to("data/benchmark")
+    for place in (".evsys/outputs/x/x.journal.sqlite", ".evsys/outputs/x/lora/logs/test/rollouts.jsonl"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text("")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _no_cache():
+    """One process of the hook checks one call; here many calls share one."""
+    guard.protected_paths.cache_clear()
+    guard.find_project.cache_clear()
+
+
+def ask(project, tool, **given):
+    return guard.check({"tool_name": tool, "tool_input": given, "cwd": str(project)})
+
+
+DENIED = [
+    f"cat {TEST}",
+    "cat ./data/../data/benchmark/requests_test/tasks.jsonl",
+    "cat data/benchmark/*/tasks.jsonl",
+    "cat data/b*/r*/t*",
+    "cat data/**/tasks.jsonl",
+    "cat data/{validation,benchmark}/*/tasks.jsonl",
+    "head -3 'data/benchmark/requests_test/tasks.jsonl'",
+    'head -3 data/"benchmark"/requests_te""st/tasks.jsonl',
+    r"cat data/benchmark/requests\_test/tasks.jsonl",
+    "cd data/benchmark && head requests_test/tasks.jsonl",
+    "cd data; cd benchmark; cd requests_test; less tasks.jsonl",
+    "(cd data/benchmark/requests_test && cat tasks.jsonl)",
+    "pushd data/benchmark/requests_test && cat tasks.jsonl",
+    "d=data/benchmark; cat $d/requests_test/tasks.jsonl",
+    "d=data; e=${d}/benchmark; cat ${e}/requests_test/tasks.jsonl",
+    "cat $PWD/data/benchmark/requests_test/tasks.jsonl",
+    f"python -c \"print(open('{TEST}').read())\"",
+    f"python3 - <<'EOF'\nprint(open('{TEST}').read())\nEOF",
+    "python -c \"import glob; print(open(glob.glob('data/benchmark/*/tasks.jsonl')[0]).read())\"",
+    f"cat <{TEST}",
+    f"echo $(<{TEST})",
+    f"echo `cat {TEST}`",
+    f"wc -l {TEST} && sed -n 1p {TEST}",
+    f"jq . {TEST}",
+    f"cp {TEST} /tmp/x",
+    f"ln -s $PWD/{TEST} x",
+    f"mv {TEST} x",
+    f"tee x < {TEST}",
+    f"git show HEAD:{TEST}",
+    f"curl -d @{TEST} localhost",
+    f"dd if={TEST}",
+    f"base64 {TEST}",
+    f"sed -i s/mail/maps/ {TEST}",
+    f"rm {TEST}",
+    "ls data/benchmark/*/tasks.jsonl | xargs cat",
+    "find data -name '*.jsonl' | xargs head",
+    "find data -name tasks.jsonl -exec cat {} +",
+    "for f in data/*/*/tasks.jsonl; do cat $f; done",
+    "grep -r mail data",
+    "grep -rn mail .",
+    "grep -r mail",
+    "grep -R --include=*.jsonl mail data/",
+    "rg mail",
+    "rg mail data",
+    "git grep mail",
+    "tar c data | tar x -C /tmp",
+    "cp -r data /tmp/x",
+    "rsync -a data/ /tmp/x",
+    f"cat $(pwd)/{TEST}",
+    f"cat $UNKNOWN/{TEST}",
+    f"cat ~+/{TEST}",
+    "evsys show requests_test/tasks.jsonl; cat data/b*/r*/t*",
+    f"evsys run c.yaml --quiet && head {TEST}",
+    "cat link.jsonl",
+    "cat hard.jsonl",
+    "cat shortcut/requests_test/tasks.jsonl",
+    "cat data/datasets/requests/v1/test.jsonl",
+    "cat held_out/rows.jsonl",
+    "sqlite3 .evsys/outputs/x/x.journal.sqlite .dump",
+    "cat .evsys/outputs/x/lora/logs/test/rollouts.jsonl",
+    f"evsys data preview {TEST}",
+    "evsys rollouts first_sft --failed",
+    "evsys rollouts first_sft --benchmark test/requests",
+    "evsys rollouts first_sft --benchmark requests",
+    f"evsys validate config.yaml && cat {TEST}",
+    f"evsys benchmark run --path data/benchmark/requests_test; cat {TEST}",
+    "cat .env",
+    "source .env; true",
+    "cat .en''v",
+    "env",
+    "env | grep KEY",
+    "printenv TINKER_API_KEY",
+    "echo $TINKER_API_KEY",
+    'python -c "import os; print(os.environ)"',
+    "cat /proc/self/environ",
+    "set",
+    "export -p",
+]
+ALLOWED = [
+    f"cat {VAL}",
+    "ls -R data",
+    "ls data/benchmark",
+    f"wc -l {TEST}",
+    "cat data/benchmark/README.md",
+    "cat data/datasets/requests/v1/train.jsonl | head",
+    "cat experiments/20260102_first_sft/config.yaml",
+    "evsys run experiments/20260102_first_sft/config.yaml --detach",
+    "evsys benchmark run --path data/benchmark/requests_test --model x",
+    "evsys benchmark run --path data/benchmark/requests_test --model x | tail -5",
+    "evsys verifier test data/benchmark/requests_test",
+    "evsys rollouts first_sft --failed --benchmark val/requests",
+    "evsys rollouts first_sft --train",
+    "cd experiments && evsys validate 20260102_first_sft/config.yaml",
+    "grep -rn hypothesis experiments src",
+    "rg hypothesis src",
+    "python data/process/requests.py",
+    "cat > new.yaml <<'EOF'\nmetadata: {benchmark: [{path: data/benchmark/requests_test}]}\nEOF",
+    "git status && git add -A && git commit -m 'tests'",
+    "cat .env.example",
+    "python -m pytest -q",
+    "TINKER_API_KEY=x evsys run c.yaml",
+    "python -c \"import os; print(os.environ.get('HOME'))\"",
+    "env FOO=1 make",
+    "set -e; ls",
+    "",
+]
+
+
+@pytest.mark.parametrize("command", DENIED)
+def test_a_command_that_would_read_test_rows_or_keys_is_refused(project, command):
+    reason = ask(project, "Bash", command=command)
+    assert reason and ("closed to agents" in reason or "show test tasks" in reason or "keys" in reason)
+
+
+@pytest.mark.parametrize("command", ALLOWED)
+def test_an_ordinary_command_passes(project, command):
+    assert ask(project, "Bash", command=command) is None
+
+
+@pytest.mark.parametrize("tool", ["Read", "Edit", "Write", "MultiEdit", "NotebookEdit"])
+@pytest.mark.parametrize(
+    "path", [TEST, "./data/../" + TEST, "link.jsonl", "hard.jsonl", "shortcut/requests_test/tasks.jsonl", ".env"]
+)
+def test_a_file_tool_neither_reads_nor_changes_what_is_closed(project, tool, path):
+    assert "closed to agents" in ask(project, tool, file_path=path)
+    assert "closed to agents" in ask(project, tool, file_path=str(project / path))
+
+
+def test_a_new_benchmark_may_be_written_and_is_then_closed(project):
+    new = project / "data/benchmark/new/tasks.jsonl"
+    assert ask(project, "Write", file_path=str(new)) is None
+    new.parent.mkdir()
+    new.write_text("{}\n")
+    guard.protected_paths.cache_clear()
+    assert ask(project, "Read", file_path=str(new)) and ask(project, "Write", file_path=str(new))
+
+
+def test_a_session_above_the_project_finds_it_closed_too(project):
+    above = project.parent
+    assert "closed" in ask(above, "Read", file_path=str(project / TEST))
+    assert "closed" in ask(above, "Read", file_path=f"lab/{TEST}")
+    assert "closed" in ask(above, "Bash", command=f"cat lab/{TEST}")
+    assert "closed" in ask(above, "Bash", command="cat lab/held_out/rows.jsonl")
+    assert "closed" in ask(above, "Bash", command="cd lab && cat held_out/rows.jsonl")
+    assert ask(above, "Read", file_path=f"lab/{VAL}") is None
+
+
+def test_file_tools_of_other_servers_are_checked_and_our_own_are_not(project):
+    assert "closed" in ask(project, "mcp__filesystem__read_file", path=TEST)
+    assert ask(project, "mcp__plugin_evsys_evsys__validate", path=TEST) is None
+    assert ask(project, "mcp__filesystem__read_file", path=VAL) is None
+
+
+def test_keys_in_the_home_folder_are_closed(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/work").write_text("")
+    assert "keys" in ask(project, "Bash", command="cat ~/.ssh/work")
+    assert "keys" in ask(project, "Bash", command="cat $HOME/.ssh/*")
+    assert "keys" in ask(project, "Read", file_path=str(tmp_path / ".ssh/work"))
+
+
+def test_a_search_that_prints_rows_needs_a_filter(project):
+    assert "closed" in ask(project, "Grep", pattern="mail", output_mode="content")
+    assert "closed" in ask(project, "Grep", pattern="mail", output_mode="content", glob="*.jsonl")
+    assert "closed" in ask(project, "Grep", pattern="mail", path="data/benchmark/requests_test")
+    assert ask(project, "Grep", pattern="mail", output_mode="content", glob="*.py") is None
+    assert ask(project, "Grep", pattern="mail", output_mode="content", type="py") is None
+    assert ask(project, "Grep", pattern="mail", output_mode="content", path="src") is None
+    assert ask(project, "Grep", pattern="mail") is None
+
+
+def test_a_reason_names_the_file_and_what_to_do_instead(project):
+    reason = ask(project, "Read", file_path=TEST)
+    assert reason.startswith(f"{TEST} is closed to agents.") and "--benchmark val/<name>" in reason
+
+
+def test_the_hook_as_a_process_blocks_with_exit_code_2(project):
+    def run(text):
+        return subprocess.run([sys.executable, "-I", "-S", GUARD], input=text, capture_output=True, text=True)
+
+    event = {"tool_name": "Read", "tool_input": {"file_path": TEST}, "cwd": str(project)}
+    denied = run(json.dumps(event))
+    assert denied.returncode == 2 and denied.stdout == "" and "closed to agents" in denied.stderr
+    event["tool_input"]["file_path"] = VAL
+    assert run(json.dumps(event)).returncode == 0
+    broken = run("no json")
+    assert broken.returncode == 2 and "could not check" in broken.stderr
+
+
+def test_a_command_that_takes_too_long_to_check_is_refused(project, monkeypatch):
+    monkeypatch.setattr(guard, "SECONDS", -1)
+    with pytest.raises(TimeoutError):
+        ask(project, "Bash", command="cat x")
+
+
+def test_the_hook_imports_only_the_standard_library():
+    imported = {line.split()[1].split(".")[0] for line in GUARD.read_text().splitlines() if line.startswith("import ")}
+    assert imported <= set(sys.stdlib_module_names)
+
+
+LAYOUTS = {
+    "flow items": "metadata:\n  benchmark:\n    - {path: d/t, split: test}\n    - {path: d/v, split: val}\n",
+    "block items": "metadata:\n  benchmark:\n    - name: a\n      path: d/t\n      tags: [test]\n"
+    "    - name: b\n      path: d/v\n      tags:\n        - val\n",
+    "same indent": "metadata:\n  benchmark:\n  - path: d/t # test\n  - path: d/v\n    split: val\n  tags: [val]\n",
+    "one entry": "metadata:\n  benchmark: {path: d/t}\nrun:\n  name: x\n",
+    "one block entry": "metadata:\n  tags: [val]\n  benchmark:\n    path: d/t\n    metrics: [pass@1]\n",
+    "flow list": "metadata:\n  benchmark: [ {path: d/t, name: a}, {path: d/v, name: b, split: val} ]\n",
+    "flow list on lines": "metadata:\n  benchmark: [\n    {path: d/t},\n    {path: d/v, split: 'val'},\n  ]\n",
+    "flow metadata": "metadata: {tags: [val], benchmark: [{path: d/t}, {path: d/v, tags: [val]}]}\n",
+    "nested": "metadata:\n  benchmark:\n    - {path: d/t, agent_params: {a: 1}}\n    - {split: val, path: d/v}\n",
+    "quoted": '"metadata":\n  "benchmark":\n    - "path": "d/t"\n    - {"path": "d/v", "split": "val"}\n',
+}
+
+
+@pytest.mark.parametrize("text", LAYOUTS.values(), ids=LAYOUTS)
+def test_test_entries_are_told_from_validation_entries_however_the_yaml_is_laid_out(tmp_path, text):
+    (tmp_path / "pyproject.toml").write_text("")
+    for name in "tv":
+        (tmp_path / "d" / name).mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text(f"name: x\n{text}")
+    assert guard.protected_paths(str(tmp_path)) == {os.path.realpath(tmp_path / "d/t")}
+
+
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("examples/*/")), ids=lambda path: path.name)
+def test_the_examples_are_read_as_the_sdk_reads_them(folder):
+    entries = [entry for config in folder.glob("*.yaml") for entry in load_yaml(config).metadata.benchmark]
+    expected = {os.path.realpath(folder / entry.path) for entry in entries if entry.role == "test"}
+    root = guard.find_project(str(folder))
+    assert {path for path in guard.protected_paths(root) if path.startswith(f"{folder}/")} == expected
+
+
+def test_benchmarks_of_the_workspace_are_closed_unless_they_validate(tmp_path):
+    folder = tmp_path / ".evsys/benchmarks"
+    folder.mkdir(parents=True)
+    for name in ("tools-v1-0a1b2c3d", "goal-v1-0a1b2c3d"):
+        (folder / f"{name}.jsonl").write_text("")
+    (tmp_path / "config.yaml").write_text(
+        "metadata:\n  benchmark:\n    - {name: tools, split: val}\n    - {name: goal}\n"
+    )
+    assert guard.protected_paths(str(tmp_path)) == {os.path.realpath(folder / "goal-v1-0a1b2c3d.jsonl")}
+    assert "test tasks" in ask(tmp_path, "Bash", command="evsys data preview goal --benchmark")
+    assert ask(tmp_path, "Bash", command="evsys data preview tools --benchmark") is None
