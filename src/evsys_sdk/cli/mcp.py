@@ -39,8 +39,9 @@ def mcp(project: str | None, allow_launch: bool, max_runs: int, max_seconds: flo
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     with redirect_stdout(sys.stderr):
+        if importlib.util.find_spec("mcp") is None:
+            need("mcp", extra="mcp")
         with fast_imports():
-            need("mcp.server.stdio", extra="mcp")
             import anyio
 
             from evsys_sdk.mcp_server.budget import LaunchBudget

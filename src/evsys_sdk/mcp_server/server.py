@@ -20,11 +20,12 @@ import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
-from mcp.shared.exceptions import MCPError
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 
 from evsys_sdk import __version__
+from evsys_sdk.errors import not_known, refusal
 from evsys_sdk.mcp_server.budget import LaunchBudget
-from evsys_sdk.mcp_server.outgoing import ToolAnswer, answer_of
+from evsys_sdk.mcp_server.outgoing import ToolAnswer, answer_of, error_answer
 from evsys_sdk.mcp_server.project import ProjectFolder, project_of_roots
 from evsys_sdk.mcp_server.tools import TOOLS, ToolSession, ToolSpec, call_tool
 
@@ -97,11 +98,11 @@ class EvsysServer:
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         await self.enter_project(context)
-        spec = self.tools.get(params.name)
+        spec, arguments = self.tools.get(params.name), params.arguments or {}
         if spec is None:
-            raise MCPError(code=types.INVALID_PARAMS, message=self.refuse_tool(params.name))
-        arguments = params.arguments or {}
-        answer = await self.in_thread(lambda: call_tool(spec, arguments, self.session))
+            answer = error_answer(refusal(self.refuse_tool(params.name)))
+        else:
+            answer = await self.in_thread(lambda: call_tool(spec, arguments, self.session))
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=answer.text)],
             structured_content=answer.data,
@@ -110,8 +111,6 @@ class EvsysServer:
         )
 
     def refuse_tool(self, name: str) -> str:
-        from evsys_sdk.errors import not_known
-
         if any(spec.name == name for spec in TOOLS):
             return f"{name} changes the project and this server is read-only; start it as `evsys mcp --allow-launch`"
         return not_known(name, "tool", self.tools)
@@ -208,7 +207,7 @@ async def _project_of_client(context: Context) -> ProjectFolder | None:
         return None
     with warnings.catch_warnings():
         # Deprecated since 2026-07-28; clients of earlier revisions have nothing else.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", MCPDeprecationWarning)
         try:
             with anyio.fail_after(ROOTS_SECONDS):
                 named = await context.session.list_roots()
