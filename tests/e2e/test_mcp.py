@@ -17,6 +17,7 @@ import anyio
 import mcp_types as types
 import pytest
 import yaml
+from anyio.from_thread import start_blocking_portal
 from mcp import Client, StdioServerParameters
 
 from evsys_sdk.cli.main import main
@@ -582,3 +583,101 @@ def test_the_fast_start_leaves_the_package_whole():
         "import mcp, mcp.server\nassert mcp.Client and mcp.server.MCPServer and mcp.server.Server is ours.Server"
     )
     subprocess.run([sys.executable, "-c", code], timeout=SECONDS, check=True)
+
+
+Act = Callable[..., dict[str, Any]]
+"""One step of an agent: a verb or a tool by name, its arguments, its JSON."""
+
+
+def research(act: Act, root: Path) -> dict[str, Any]:
+    """A scripted agent: once around the loop, from what was tried to a conclusion. It writes files itself, as coding
+    agents do."""
+    best = act("history")["experiments"][0]
+    known = json.dumps(act("context", tokens=2000))
+    assert best["name"] in known
+    config = act("show", experiment=best["name"])["record_data"]["config"]
+    rate = config["run"]["algorithm"]["params"]["learning_rate"] * 10
+    assert rate < act("schema", kind="algorithm", name="sft")["properties"]["learning_rate"].get("maximum", 1)
+    write_config(root, "next", rate=rate, file="next.yaml")
+    assert act("validate", path="next.yaml")["runs"] == ["r0"]
+    launched = act("launch", path="next.yaml")
+    scores, cursor, end = [], 0, time.monotonic() + SECONDS
+    while True:
+        news = act("follow", experiment=launched["experiment"], since=cursor)
+        scores += [event["detail"]["benchmark"] for event in news["events"] if event["kind"] == "score"]
+        cursor = news["cursor"]
+        if news["state"] != "running" and not news["has_more"]:
+            break
+        assert time.monotonic() < end
+    assert news["state"] == "completed"
+    assert sorted(scores) == ["test/words", "test/words", "val/words", "val/words"]
+    wrong = act("rollouts", experiment="next", failed=True)["n_rollouts"]
+    compared = act("compare", experiments=[best["name"], "next"])
+    before, after = compared["scores"]["val/words/pass@1"]
+    text = f"learning rate {rate:g}: pass@1 {before:.3f} to {after:.3f}, {wrong} rollouts failed"
+    written = act("conclude", experiment="next", text=text)
+    assert [note["text"] for note in act("show", experiment="next")["conclusions"]] == [text]
+    return {key: written[key] for key in ("experiment", "kind", "text", "about")}
+
+
+def shell_words(verb: str, arguments: dict[str, Any]) -> list[str]:
+    """As an agent types it."""
+    named = {"launch": ["run", "--detach"], "rollouts": ["rollouts", "--no-test"]}.get(verb, [verb])
+    plain = [arguments.pop(key) for key in ("experiment", "path", "kind", "name") if key in arguments]
+    plain += arguments.pop("experiments", [])
+    options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in arguments.items()]
+    return [*named, *plain, *options, "--json"]
+
+
+def test_an_agent_comes_to_the_same_record_by_tools_and_by_shell(tmp_path, monkeypatch, record_tree):
+    monkeypatch.chdir(tmp_path)
+    said = {}
+    for way in ("tools", "shell"):
+        root = make_project(tmp_path / way)
+        write_config(root, "first", rate=1e-3)
+        command = [sys.executable, "-P", "-m", "evsys_sdk.cli.main", "run", "config.yaml", "--quiet"]
+        subprocess.run(command, cwd=root, capture_output=True, timeout=SECONDS, check=True)
+
+    root = tmp_path / "tools"
+    with start_blocking_portal() as portal:
+        client = Client(process_of(root, "--allow-launch", "--max-runs", "1"))
+        with portal.wrap_async_context_manager(client) as connected:
+
+            def call(tool: str, /, **arguments: Any) -> dict[str, Any]:
+                result = portal.call(connected.call_tool, tool, arguments)
+                assert not result.is_error, result.content[0].text
+                return dict(result.structured_content)
+
+            said["tools"] = research(call, root)
+
+    root = tmp_path / "shell"
+
+    def type_in(verb: str, /, **arguments: Any) -> dict[str, Any]:
+        command = [sys.executable, "-P", "-m", "evsys_sdk.cli.main", *shell_words(verb, arguments)]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    said["shell"] = research(type_in, root)
+    assert said["tools"] == said["shell"]
+    trees = {way: record_tree(tmp_path / way) for way in said}
+    assert {"outputs/next.notes.jsonl", "outputs/next.experiment_result.json"} <= trees["tools"].keys()
+    assert trees["tools"] == trees["shell"]
+
+
+def test_the_docs_list_the_tools_and_their_verbs():
+    page = (Path(__file__).parents[2] / "docs/mcp.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `evsys ([\w -]+)` \| (.*) \|$", page, re.MULTILINE)
+    needed: dict[str, dict[str, Any]] = {
+        "compare": {"experiments": ["a"]},
+        "validate": {"path": "a"},
+        "follow": {"experiment": "a"},
+        "launch": {"path": "a"},
+        "stop": {"experiment": "a"},
+        "conclude": {"experiment": "a", "text": "b"},
+    }
+    assert [name for name, _, _ in rows] == [spec.name for spec in TOOLS]
+    for name, verb, about in rows:
+        words = verb.split()
+        assert words_of(name, needed.get(name, {}))[: len(words)] == words
+        assert ("with `--allow-launch`" in about) is (name not in READ_ONLY)
