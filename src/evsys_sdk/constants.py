@@ -10,6 +10,7 @@ ENV_PROJECT_ID = "EVSYS_PROJECT_ID"
 ENV_LOG_DIR = "EVSYS_LOG_DIR"
 ENV_OFFLINE = "EVSYS_OFFLINE"
 ENV_LOGGING_LEVEL = "EVSYS_LOGGING_LEVEL"
+ENV_PROJECT_DIR = "EVSYS_PROJECT_DIR"
 ENV_LAUNCH_FD = "EVSYS_LAUNCH_FD"
 """Set for the process that `evsys run --detach` starts: the descriptor on which it tells of its launch."""
 

@@ -10,10 +10,10 @@ import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from evsys_sandbox.errors import SandboxError
 from evsys_sdk.redaction import redact
@@ -195,6 +195,12 @@ def need(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as exc:
         raise MissingDependency(f"This needs {module}: pip install 'evsys-sdk[{extra}]' ({exc})") from exc
+
+
+def refusal(error: str, problems: Sequence[Problem] = (), *, path: str | None = None) -> dict[str, Any]:
+    """What `--json` says of a refusal, whatever the verb: the message, its places as records, the file it is about."""
+    about = {} if path is None else {"path": path}
+    return {"ok": False, **about, "error": error, "problems": [asdict(problem) for problem in problems]}
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

@@ -177,6 +177,17 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
 
 
+# Marks of direction and joiners that change how a line looks, and tag characters, which spell text that no one sees.
+_UNSEEN = re.compile("[\u061c\u200b\u200e\u200f\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
+
+
+def without_control(text: str) -> str:
+    """`text` without control characters but tab and newline, and without characters that are not seen."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSEEN.sub("", _CONTROL.sub("", text))
+
+
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")
 _BLOCK = re.compile(r"^(\s*(?:[-*+]\s+)*)(#{1,6}(?=\s|$)|>|```|~~~|\||=+\s*$|(?:-\s*){3,}$|\[[^\]]*\]:)", re.MULTILINE)
 

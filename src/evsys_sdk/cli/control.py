@@ -15,11 +15,15 @@ from evsys_sdk.cli.output import print_json, print_table, short_path
 from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
+    from evsys_sdk.operations.control import FollowEvent
+    from evsys_sdk.record.processes import ExperimentProcess
     from evsys_sdk.run.status import RunState, Status
 
 LOG_LINES = 50
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0
+MOST_EVENTS = 1000
+EVENTS = 50
 
 
 @verb("status")
@@ -118,6 +122,53 @@ def _age(moment: float | None) -> str:
     return "?" if moment is None else clock(max(0.0, time.time() - moment))
 
 
+@verb("follow")
+@experiment_argument()
+@click.option(
+    "--since", type=click.IntRange(min=0), default=0, metavar="CURSOR", help="only what came after it (0: all)"
+)
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_EVENTS), default=EVENTS, metavar="N", help=f"at most N (default {EVENTS})"
+)
+@place_options
+def follow(experiment: str, since: int, limit: int, place: HistoryPlace, as_json: bool) -> int:
+    """Print what has happened since a cursor and the next cursor, and return at once: runs begun and ended, scores, and
+    the last training step of each run. To be called again and again; `evsys logs -f` waits instead."""
+    from evsys_sdk.operations.control import follow_experiment
+
+    found = follow_experiment(place, experiment, since=since, limit=limit)
+    if as_json:
+        print_json(found.plain())
+        return EXIT_OK
+    for event in found.events:
+        print(_event_line(event))
+    more = ", more events follow" if found.has_more else ""
+    print(f"{found.status.experiment}: {found.status.state}, cursor {found.cursor}{more}")
+    return EXIT_OK
+
+
+def _event_line(event: FollowEvent) -> str:
+    """`lr0p001: score at step 100: val/tools pass@1 0.604`."""
+    from evsys_sdk.format import shown
+
+    detail = event.detail
+    if event.kind == "score":
+        values = ", ".join(
+            f"{score['metric']} {'no score' if score['value'] is None else shown(score['value'])}"
+            for score in detail["scores"]
+        )
+        at = "" if detail["final"] else " untrained" if event.step == 0 else f" at step {event.step}"
+        return f"{event.run}: score{at}: {detail['benchmark']} {values}"
+    if event.kind == "ended":
+        return f"{event.run}: {detail['status']}{': ' + detail['error'] if detail['error'] else ''}"
+    if event.kind == "step":
+        values = ", ".join(f"{key} {value:.4f}" for key, value in detail.items())
+        return f"{event.run}: step {event.step} {values}".rstrip()
+    if event.kind == "training":
+        return f"{event.run}: training, {detail['total_steps']} steps"
+    return f"{event.run}: {event.kind}"
+
+
 @verb("logs")
 @experiment_argument()
 @click.option("-n", "--lines", type=POSITIVE, default=LOG_LINES, metavar="N", help=f"the last N (default {LOG_LINES})")
@@ -175,19 +226,18 @@ def logs(experiment: str, lines: int, follow: bool, place: HistoryPlace, as_json
 def stop(experiment: str, now: bool, timeout: float, place: HistoryPlace, as_json: bool) -> int:
     """Ask the process of an experiment to stop after its current step, and wait for it. Each run saves a checkpoint of
     the step it stops at and a record that says `cancelled`; the same `evsys run` resumes there."""
-    from evsys_sdk.experiment.process import ask_to_stop, wait_for_end
-    from evsys_sdk.history.history import read_one
-    from evsys_sdk.run.status import UNFINISHED, status_of
+    from evsys_sdk.operations.control import stop_experiment
+    from evsys_sdk.run.status import UNFINISHED
 
-    entry = place.find(experiment).entry
-    asked = ask_to_stop(entry.record, now=now)
-    if asked is not None and not as_json:
-        how = "immediately" if now else "after its current step"
-        print(f"asked {asked.process} to stop {how}", file=sys.stderr)
-    gone = asked is None or wait_for_end(entry.record, timeout)
-    status = status_of(read_one(entry.record) or entry)
+    def announce(asked: ExperimentProcess) -> None:
+        if not as_json:
+            how = "immediately" if now else "after its current step"
+            print(f"asked {asked.process} to stop {how}", file=sys.stderr)
+
+    found = stop_experiment(place, experiment, now=now, timeout=timeout, on_asked=announce)
+    asked, gone, status = found.asked, found.stopped, found.status
     if as_json:
-        print_json({"asked": asked is not None, "stopped": gone, **status.plain()})
+        print_json(found.plain())
     elif asked is None:
         print(f"{status.experiment} is not running: {status.state}")
     elif gone:

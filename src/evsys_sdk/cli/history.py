@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,7 +19,6 @@ from evsys_sdk.cli.options import (
     verb,
 )
 from evsys_sdk.cli.output import print_json, print_table, print_text, prints_to_stderr, short_path
-from evsys_sdk.cli.suites import import_extensions
 from evsys_sdk.constants import EXIT_OK
 
 if TYPE_CHECKING:
@@ -55,26 +52,21 @@ def history(
 ) -> int:  # fmt: skip
     """List experiments from disk, newest first: those that the workspace's index knows and those in ./outputs.
     Rehearsals (--dry) are not listed."""
-    from evsys_sdk.history.history import select
-    from evsys_sdk.history.leaderboard import looks_of
+    from evsys_sdk.operations.history import list_experiments
 
-    known = place.history()
-    looks = looks_of(known.entries)
-    found = select(known.entries, tags=tags, statuses=statuses, conditions=metrics)
-    shown, left_out = found[:limit], max(0, len(found) - limit) if limit else 0
+    found = list_experiments(place, tags=tags, statuses=statuses, metrics=metrics, limit=limit)
     if as_json:
-        entries = [plain_entry(entry) for entry in shown]
-        selected = [one.as_dict() for one in looks]
-        print_json({"experiments": entries, "left_out": left_out, "benchmarks": selected, "problems": known.problems})
-    elif shown:
-        print_table(["when", "name", "status", "runs", "metric", "best", "tags"], [_cells(entry) for entry in shown])
-        if left_out:
-            print(f"({left_out} more; --limit)")
-        for one in looks:
+        print_json(found.plain())
+    elif found.entries:
+        header = ["when", "name", "status", "runs", "metric", "best", "tags"]
+        print_table(header, [_cells(entry) for entry in found.entries])
+        if found.left_out:
+            print(f"({found.left_out} more; --limit)")
+        for one in found.looks:
             if one.n_arms > 1:
                 print_text(f"{'warning' if one.is_spent else 'selected on'}: {one}")
-    elif known.entries:
-        print(f"none of the {len(known.entries)} experiments fits")
+    elif found.n_known:
+        print(f"none of the {found.n_known} experiments fits")
     else:
         print("no experiment is known here; evsys run makes one, --dir looks through a folder")
     return EXIT_OK
@@ -104,58 +96,19 @@ def _cells(entry: ExperimentEntry) -> list[str]:
     return [entry.date, entry.name, entry.status, runs, digest.metric or "-", best, ", ".join(digest.tags) or "-"]
 
 
-def plain_entry(entry: ExperimentEntry) -> dict[str, Any]:
-    """An experiment as `--json` prints it in a list."""
-    digest, notes = entry.digest, entry.notes
-    top = digest.top
-    return {
-        "name": entry.name,
-        "status": entry.status,
-        "state": entry.state,
-        "when": entry.date,
-        "record": str(entry.record),
-        "tags": digest.tags,
-        "hypothesis": digest.hypothesis,
-        "setup": digest.setup,
-        "untrained": digest.untrained,
-        "outcome": digest.outcome,
-        "metric": digest.metric,
-        "mode": digest.mode,
-        "measured": digest.measured,
-        "ranked": digest.selects,
-        "best_arm": digest.best_arm,
-        "top_arm": top.arm if top else None,
-        "score": top.mean if top else None,
-        "expected": digest.expected,
-        "arms": [asdict(arm) | {"mean": arm.mean} for arm in digest.arms],
-        "conclusion": digest.conclusion,
-        "leakage": digest.leakage,
-        "conclusions": [asdict(note) for note in notes.conclusions],
-        "invalid": notes.why_invalid,
-        "earlier_notes": notes.earlier,
-        "parent": digest.parent,
-        "seconds": digest.seconds,
-        "problem": entry.problem,
-    }
-
-
 @verb("show")
 @experiment_argument(f"{NAMED} (default: the newest experiment)", required=False)
 @place_options
 def show(experiment: str | None, place: HistoryPlace, as_json: bool) -> int:
     """Show one experiment. With --json also its whole record, the config included."""
-    from evsys_sdk.history.history import read_record
-    from evsys_sdk.history.progress import progress_in
+    from evsys_sdk.operations.history import show_experiment
 
-    found = place.find_or_newest(experiment)
-    entry, record = found.entry, read_record(found.entry)
-    progress = progress_in(entry.journal) if entry.state in ("running", "interrupted") else []
+    shown = show_experiment(place, experiment)
     if as_json:
-        more = {"note": found.note, "progress": [asdict(run) for run in progress], "record_data": record}
-        print_json(plain_entry(entry) | more)
+        print_json(shown.plain())
         return EXIT_OK
-    print_entry(entry, str(record.get("conclusion") or ""))
-    for run in progress:
+    print_entry(shown.found.entry, str(shown.record.get("conclusion") or ""))
+    for run in shown.progress:
         print(f"  {run.run}: {run.status or 'not ended'}, step {run.step}")
     return EXIT_OK
 
@@ -288,43 +241,15 @@ def compare(
     """What differs in the settings, the scores side by side, and a verdict on the tasks that they share: paired task by
     task, corrected for the number of comparisons, the first one named as the baseline. Of an experiment its best arm is
     taken, or all arms where none is best."""
-    from evsys_sdk.history.compare import compare as compare_experiments
+    from evsys_sdk.operations.history import compare_experiments, plain_compared
 
     with prints_to_stderr():
-        import_metrics(imports)
-        found = compare_experiments(experiments, place.history(), metric=metric)
-    if not as_json:
+        found = compare_experiments(place, experiments, metric=metric, imports=imports)
+    if as_json:
+        print_json(plain_compared(found))
+    else:
         print_compared(found)
-        return EXIT_OK
-    sides = [
-        {
-            "label": side.label,
-            "experiment": side.entry.name,
-            "arm": side.arm.arm,
-            "status": side.entry.status,
-            "record": str(side.entry.record),
-            "seeds": len(side.arm.scores),
-            "training_marks": side.arm.training_marks,
-        }
-        for side in found.sides
-    ]
-    verdicts = [{"split": one.split, "benchmark": one.name, **one.verdict.as_dict()} for one in found.verdicts]
-    scores = {"settings": found.settings, "scores": found.scores}
-    print_json({"sides": sides, **scores, "verdicts": verdicts, "notes": found.notes})
     return EXIT_OK
-
-
-def import_metrics(names: Sequence[str], recorded: Sequence[str] = ()) -> None:
-    """The project may register metrics, in `names` or in what a record says was imported; without them the rest
-    can still be compared."""
-    from evsys_sdk.errors import EvsysError
-
-    try:
-        import_extensions(names or recorded)
-    except EvsysError as exc:
-        if names:
-            raise
-        print(f"note: the project's own metrics are missing: {exc}", file=sys.stderr)
 
 
 def print_compared(found: Compared) -> None:
@@ -370,6 +295,7 @@ def judge(experiment: str, baseline_arm: str, imports: tuple[str, ...], place: H
     after the results were known."""
     from evsys_sdk.experiment.rejudge import rejudge
     from evsys_sdk.history.history import read_record
+    from evsys_sdk.operations.place import import_metrics
 
     entry = place.find(experiment).entry
     with prints_to_stderr():
@@ -405,10 +331,9 @@ def context(tokens: int, tags: tuple[str, ...], place: HistoryPlace, as_json: bo
     """Print what was tried, the ladder of kept results, dead ends, the noise floor and open questions, within a number
     of tokens. Invalid experiments are named and not built on."""
     from evsys_sdk.history.context import context_text, make_context
-    from evsys_sdk.history.history import select
+    from evsys_sdk.operations.history import tagged_history
 
-    known = place.history()
-    known = replace(known, entries=select(known.entries, tags=tags))
+    known = tagged_history(place, tags)
     if as_json:
         print_json(make_context(known, tokens))
     else:

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import click
 
@@ -23,9 +22,6 @@ from evsys_sdk.cli.options import VerbGroup
 from evsys_sdk.cli.output import print_text
 from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK, EXIT_RUN_FAILED
 
-if TYPE_CHECKING:
-    from evsys_sdk.errors import Problem
-
 VERBS = {
     "init-project": ("scaffold.init_project", "make a research project with a small example"),
     "new-experiment": ("scaffold.new_experiment", "write the next experiment, also as a copy of another one"),
@@ -33,6 +29,7 @@ VERBS = {
     "run": ("run.run", "run an experiment"),
     "status": ("control.status", "is it running, how far is it, is it stuck"),
     "logs": ("control.logs", "what the process of an experiment wrote"),
+    "follow": ("control.follow", "what has happened to an experiment since a cursor"),
     "stop": ("control.stop", "let an experiment end after its current step"),
     "benchmark": ("scoring.benchmark", "score a model on a suite"),
     "eval": ("scoring.evaluation", "evaluate a checkpoint"),
@@ -54,6 +51,7 @@ VERBS = {
     "invalidate": ("records.invalidate", "take an experiment out of the count, with a reason"),
     "conclude": ("records.conclude", "add a conclusion of your own to an experiment"),
     "clean": ("records.clean", "list files that nothing needs any more, and delete them on request"),
+    "mcp": ("mcp.mcp", "the verbs as tools for a coding agent (Model Context Protocol)"),
     "query": ("dashboard.query", "ask the dashboard by SQL, read-only"),
     "sync": ("dashboard.sync", "replay the mirror into a dashboard server"),
     "list": ("registries.list_kinds", "what can be named in a config"),
@@ -140,7 +138,8 @@ def ignore_signals() -> None:
 
 
 def run_words(words: list[str]) -> int:
-    from evsys_sdk.errors import READABLE, RecordLost
+    from evsys_sdk.cli.output import print_json
+    from evsys_sdk.errors import READABLE, RecordLost, refusal
     from evsys_sdk.logs import configure_logger
 
     path: str | None = None
@@ -162,12 +161,12 @@ def run_words(words: list[str]) -> int:
         message = usage_message(exc)
         print_text(f"{exc.ctx.get_usage()}\n{message}" if exc.ctx else message, stream=sys.stderr)
         if "--json" in words:
-            print_refusal(message)
+            print_json(refusal(message))
         return EXIT_BAD_INPUT
     except READABLE as exc:
         print_text(str(exc), stream=sys.stderr)
         if "--json" in words:
-            print_refusal(str(exc), getattr(exc, "problems", ()), path=path)
+            print_json(refusal(str(exc), getattr(exc, "problems", ()), path=path))
         return EXIT_RUN_FAILED if isinstance(exc, RecordLost) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -198,16 +197,6 @@ def usage_message(exc: click.UsageError) -> str:
         wanted += "" if highest is None else f" and at most {highest}"
         text = f"{exc.param.opts[0]} is {value}; give {wanted}"
     return f"{ctx.command_path}: {text}"
-
-
-def print_refusal(error: str, problems: Sequence[Problem] = (), *, path: str | None = None) -> None:
-    """What `--json` says of a refusal, whatever the verb: the message, its places as records, the file it is about."""
-    from dataclasses import asdict
-
-    from evsys_sdk.cli.output import print_json
-
-    about = {} if path is None else {"path": path}
-    print_json({"ok": False, **about, "error": error, "problems": [asdict(problem) for problem in problems]})
 
 
 if __name__ == "__main__":

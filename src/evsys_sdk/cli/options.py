@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from evsys_sdk.operations.place import HistoryPlace
+
 if TYPE_CHECKING:
-    from evsys_sdk.history.history import ExperimentEntry, History, ResolvedExperiment
+    from evsys_sdk.history.history import ExperimentEntry
 
 Act = Callable[..., int]
 F = TypeVar("F", bound=Callable[..., object])
@@ -198,55 +198,6 @@ def place_options(function: Act) -> Act:
         return function(place=HistoryPlace(dirs=dirs, workspace=workspace), **rest)
 
     return with_place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryPlace:
-    """Where experiments are looked for."""
-
-    dirs: Sequence[str] = ()
-    workspace: str | None = None
-
-    def history(self) -> History:
-        """The experiments there; what could not be read is noted on stderr."""
-        from evsys_sdk.config.project import project_root
-        from evsys_sdk.constants import WORKSPACE_DIR
-        from evsys_sdk.errors import EvsysError
-        from evsys_sdk.history.history import DEFAULT_OUTPUTS, read_history
-
-        folders = [Path(folder) for folder in self.dirs]
-        for folder in folders:
-            if not folder.is_dir():
-                raise EvsysError(f"--dir {folder} is not a folder")
-        workspace = Path(self.workspace) if self.workspace else project_root(Path.cwd()) / WORKSPACE_DIR
-        history = read_history(workspace, folders, outputs=Path.cwd() / DEFAULT_OUTPUTS)
-        for problem in history.problems:
-            print(f"note: {problem}", file=sys.stderr)
-        return history
-
-    def find(self, ref: str, history: History | None = None) -> ResolvedExperiment:
-        """The experiment called `ref`; a choice between several of that name is noted on stderr."""
-        from evsys_sdk.history.history import look_up
-
-        found = look_up(ref, history or self.history())
-        if found.note:
-            print(f"note: {found.note}", file=sys.stderr)
-        return found
-
-    def find_or_newest(self, ref: str | None, history: History | None = None) -> ResolvedExperiment:
-        """The experiment called `ref`; without a name the newest one, which is named on stderr."""
-        from evsys_sdk.errors import EvsysError
-        from evsys_sdk.history.history import ResolvedExperiment
-
-        if ref is not None:
-            return self.find(ref, history)
-        entries = (history or self.history()).entries
-        if not entries:
-            raise EvsysError(
-                "no experiment is known here. Run one, change to its project, or name the path of its record"
-            )
-        print(f"note: {entries[0].name} is the newest experiment", file=sys.stderr)
-        return ResolvedExperiment(entry=entries[0])
 
 
 def known_entries() -> list[ExperimentEntry]:

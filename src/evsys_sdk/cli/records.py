@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,7 @@ from evsys_sdk.cli.output import format_size, print_json, print_table, short_pat
 from evsys_sdk.constants import EXIT_OK
 
 if TYPE_CHECKING:
-    from evsys_sdk.history.history import ExperimentEntry
-    from evsys_sdk.history.index import NoteKind
+    from evsys_sdk.operations.records import WrittenNote
 
 
 @verb("invalidate")
@@ -26,6 +24,7 @@ def invalidate(experiment: str, why: str | None, undo: bool, place: HistoryPlace
     """Mark an experiment as invalid: it stays on disk and in the history, and no longer counts for the context and its
     ladder. The mark holds for the result it was made for: run anew with another result, the experiment counts again."""
     from evsys_sdk.errors import EvsysError
+    from evsys_sdk.operations.records import write_note
 
     if (why is None) != undo:
         raise click.UsageError("one of --why TEXT and --undo is needed, not both")
@@ -33,11 +32,10 @@ def invalidate(experiment: str, why: str | None, undo: bool, place: HistoryPlace
     if undo and entry.notes.why_invalid is None:
         raise EvsysError(f"{entry.name} is not marked as invalid, so there is nothing to undo")
     if why is None:
-        _add_note(entry, "valid", "", f"{entry.name} counts again", as_json=as_json)
+        _print_note(write_note(entry, "valid", ""), f"{entry.name} counts again", as_json=as_json)
     else:
-        _add_note(
-            entry, "invalid", why, f"{entry.name} is invalid from now on; --undo takes that back", as_json=as_json
-        )
+        done = f"{entry.name} is invalid from now on; --undo takes that back"
+        _print_note(write_note(entry, "invalid", why), done, as_json=as_json)
     return EXIT_OK
 
 
@@ -47,19 +45,18 @@ def invalidate(experiment: str, why: str | None, undo: bool, place: HistoryPlace
 @place_options
 def conclude(experiment: str, text: str, place: HistoryPlace, as_json: bool) -> int:
     """Add a conclusion to an experiment's record, beside the machine's own, which stays as it is."""
-    entry = place.find(experiment).entry
-    _add_note(entry, "conclusion", text, f"noted of {entry.name}", as_json=as_json)
+    from evsys_sdk.operations.records import conclude_experiment
+
+    written = conclude_experiment(place, experiment, text)
+    _print_note(written, f"noted of {written.experiment}", as_json=as_json)
     return EXIT_OK
 
 
-def _add_note(entry: ExperimentEntry, kind: NoteKind, text: str, done: str, *, as_json: bool) -> None:
-    from evsys_sdk.history.index import add_note, notes_path
-
-    note = add_note(entry.record, kind, text, about=entry.digest.result)
+def _print_note(written: WrittenNote, done: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({"experiment": entry.name, "file": str(notes_path(entry.record)), **asdict(note)})
+        print_json(written.plain())
     else:
-        print(f"{done} ({short_path(notes_path(entry.record))})")
+        print(f"{done} ({short_path(written.file)})")
 
 
 @verb("clean")

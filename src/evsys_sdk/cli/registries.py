@@ -47,18 +47,17 @@ def complete_extensions(ctx: click.Context, param: click.Parameter, incomplete: 
 def list_kinds(registry: str | None, kind: str | None, config: str | None, as_json: bool) -> int:
     """List the registries, or one of them: evsys list algorithms."""
     from evsys_sdk.errors import EvsysError
-    from evsys_sdk.registry import REGISTRIES, load_all, registry_for
+    from evsys_sdk.operations.configs import list_extensions
+    from evsys_sdk.registry import registry_for
 
     if registry and kind and registry_for(registry) is not registry_for(kind):
         raise EvsysError(f"evsys list {registry} --kind {kind} names two registries; name one")
     _import_from(config)
-    load_all()
-    named = registry or kind
-    chosen = [registry_for(named)] if named else list(REGISTRIES.values())
+    names = list_extensions(registry or kind)
     if as_json:
-        print_json({found.plural: found.names() for found in chosen})
+        print_json(names)
         return EXIT_OK
-    for found in chosen:
+    for found in map(registry_for, names):
         print(found.plural)
         for name in found.names():
             entry = found.entries[name]
@@ -88,33 +87,23 @@ def first_sentence(docstring: str | None) -> str:
 def schema(kind: str | None, name: str | None, config: str | None, as_json: bool, table: bool) -> int:
     """Show the params of an extension with type, default and description; `evsys schema config` shows the whole YAML.
     Without arguments: what can be shown. A table on a terminal, JSON schema elsewhere."""
-    from evsys_sdk.registry import REGISTRIES, load_all, registry_for
+    from evsys_sdk.operations.configs import extension_schemas, plain_schema, schema_names
+    from evsys_sdk.registry import registry_for
 
     if as_json and table:
         raise click.UsageError("--json and --table exclude each other; keep one")
     _import_from(config)
     as_table = table or (sys.stdout.isatty() and not as_json)
+    if not as_table:
+        print_json(plain_schema(kind, name))
+        return EXIT_OK
     if kind is None:
-        load_all()
-        names = {found.kind: found.names() for found in REGISTRIES.values()}
-        if not as_table:
-            print_json({"config": [], **names})
-            return EXIT_OK
-        print_table(["kind", "names"], [["config", "the whole YAML"], *([key, ", ".join(names[key])] for key in names)])
+        rows = [[key, ", ".join(names) or "the whole YAML"] for key, names in schema_names().items()]
+        print_table(["kind", "names"], rows)
         print("next: evsys schema config, evsys schema <kind>, evsys schema <kind> <name>")
         return EXIT_OK
-    if kind == "config":
-        from evsys_sdk.config.schema import ExperimentConfig
-        from evsys_sdk.explain import described_schema
-
-        schemas, about = {"config": described_schema(ExperimentConfig)}, {"config": ""}
-    else:
-        registry = registry_for(kind)
-        schemas = {key: registry.schema(key) for key in ([name] if name else registry.names())}
-        about = {key: (registry.get(key).__doc__ or "").strip() for key in schemas}
-    if not as_table:
-        print(json.dumps(next(iter(schemas.values())) if name or kind == "config" else schemas, indent=2))
-        return EXIT_OK
+    schemas = extension_schemas(kind, name)
+    about = {key: "" if kind == "config" else (registry_for(kind).get(key).__doc__ or "").strip() for key in schemas}
     for key, found in schemas.items():
         text = " ".join(about[key].split("\n\n")[0].split())
         if len(schemas) > 1 or text:

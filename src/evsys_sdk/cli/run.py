@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -31,29 +28,24 @@ def validate(
 ) -> int:
     """Check a config and list its runs: structure, every kind/params block, data file, agent and verifier. This imports
     the project's own code (`imports`, `src/`, agents, tools); --no-code does not."""
-    from evsys_sdk.checks.preflight import deep_warnings, ignored_settings, validate_yaml
-    from evsys_sdk.config.sweep import count_trials
+    from evsys_sdk.operations.configs import validate_config
 
     if shallow and deep:
         raise click.UsageError("--shallow and --deep exclude each other; keep one")
-    run_code = not no_code
     with prints_to_stderr():
-        config = validate_yaml(path, deep=not shallow, strict=strict, overrides=overrides, run_code=run_code)
-        # The runs of a search are not known before it has begun.
-        search = config.search if config.search is not None and config.search.kind != "grid" else None
-        runs = [] if search else [run.name for run in config.all_runs()]
-        ignored = ignored_settings(config) + ([] if shallow else deep_warnings(config, run_code=run_code))
+        found = validate_config(path, shallow=shallow, strict=strict, run_code=not no_code, overrides=overrides)
     if as_json:
-        print_json({"ok": True, "path": path, "runs": runs, "warnings": [asdict(problem) for problem in ignored]})
+        print_json(found.plain())
         return EXIT_OK
+    config, runs = found.config, found.runs
     what = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    if search is not None:
-        axes = f"{len(search.space)} setting{'' if len(search.space) == 1 else 's'}"
-        what = f"a search ({search.kind}) of {count_trials(search)} trials over {axes}"
+    if config.search is not None and found.n_trials is not None:
+        axes = f"{len(config.search.space)} setting{'' if len(config.search.space) == 1 else 's'}"
+        what = f"a search ({config.search.kind}) of {found.n_trials} trials over {axes}"
     print(f"{path}: ok, {what}{f' x {config.n_repeats} seeds' if config.n_repeats > 1 else ''}")
     for name in runs:
         print(f"  {name}")
-    for problem in ignored:
+    for problem in found.warnings:
         text = f"warning: line {problem.line or '?'}  {problem.path}   {problem.message}"
         print_text(text, stream=sys.stderr)
     return EXIT_OK
@@ -140,36 +132,21 @@ def run(
 
 
 def run_detached(words: Sequence[str], *, as_json: bool) -> int:
-    """Start `evsys` with these words in a new session, which neither a closed terminal nor the end of this
-    process reaches; wait until it has the experiment and print its launch record, or what it was refused with."""
-    reader, writer = os.pipe()
-    # -P: as for the `evsys` script, the current folder is no place to import from.
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "evsys_sdk.cli.main", *words],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=[writer],
-        env={**os.environ, ENV_LAUNCH_FD: str(writer)},
-    )
-    os.close(writer)
-    try:
-        from evsys_sdk.record.processes import reference_of  # while the other process starts
+    """Start `evsys` with these words in a new session and print its launch record; it says itself why it is refused."""
+    from evsys_sdk.operations.launch import launch_detached
 
-        with os.fdopen(reader) as news:
-            launched = news.read()
-    except KeyboardInterrupt:
-        child.terminate()
-        raise
-    # The pipe was closed without a word: the command was refused, and has said why on the stderr that it shares.
-    if not launched and child.wait() > 0:
-        return child.returncode
-    if not launched:
-        print(f"the process ended before it was launched (signal {-child.returncode})", file=sys.stderr)
+    found = launch_detached(words)
+    if found.record is None and found.code > 0:  # it has said why on the stderr that it shares
+        return found.code
+    if found.record is None:
+        print(f"the process ended before it was launched (signal {-found.code})", file=sys.stderr)
         return EXIT_RUN_FAILED
-    launch = json.loads(launched)
+    launch = found.record
     if as_json:
         print_json(launch)
         return EXIT_OK
+    from evsys_sdk.record.processes import reference_of
+
     ref = reference_of(launch["experiment"], Path(launch["record"]))
     print(f"{launch['experiment']}: launched as process {launch['pid']}")
     if launch["log"]:

@@ -23,9 +23,10 @@ from evsys_sdk.cli.options import (
     workspace_option,
 )
 from evsys_sdk.cli.output import print_json, print_table, prints_to_stderr
-from evsys_sdk.cli.suites import SUITE, import_extensions, load_suite
+from evsys_sdk.cli.suites import SUITE, load_suite
 from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
 from evsys_sdk.format import raw_stream, shown, span
+from evsys_sdk.operations.place import import_extensions
 
 if TYPE_CHECKING:
     from evsys_sdk.experiment.standalone import EvaluationRequest, Hosted
