@@ -146,17 +146,25 @@ def show(experiment: str | None, place: HistoryPlace, as_json: bool) -> int:
     """Show one experiment. With --json also its whole record, the config included."""
     from evsys_sdk.history.history import read_record
     from evsys_sdk.history.progress import progress_in
+    from evsys_sdk.record.deployments import read_deployments
 
     found = place.find_or_newest(experiment)
     entry, record = found.entry, read_record(found.entry)
     progress = progress_in(entry.journal) if entry.state in ("running", "interrupted") else []
+    deployments = read_deployments(entry.record)
     if as_json:
-        more = {"note": found.note, "progress": [asdict(run) for run in progress], "record_data": record}
+        shipped = [one.model_dump() for one in deployments]
+        more = {"note": found.note, "progress": [asdict(run) for run in progress], "deployments": shipped}
+        more |= {"record_data": record}
         print_json(plain_entry(entry) | more)
         return EXIT_OK
     print_entry(entry, str(record.get("conclusion") or ""))
     for run in progress:
         print(f"  {run.run}: {run.status or 'not ended'}, step {run.step}")
+    if deployments:
+        print("deployments:")
+    for one in deployments:
+        print_text(f"{one.time} {one.line}", indent="  ")
     return EXIT_OK
 
 

@@ -121,6 +121,15 @@ def _number(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
+number_type_option = click.option(
+    "--type",
+    "number_type",
+    default="f16",
+    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
+    help="of the numbers in a GGUF file (default: f16)",
+)
+
+
 @model.command("export")
 @click.argument("source", metavar="RUN", help="a run's directory or name, <run>@step-12, sampler weights, or a model")
 @click.option(
@@ -134,13 +143,7 @@ def _number(value: int | None) -> str:
 @click.option(
     "--checkpoint", default="final", metavar="REF", help="final (the default), latest or step-N; also as <run>@step-N"
 )
-@click.option(
-    "--type",
-    "number_type",
-    default="f16",
-    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
-    help="of the numbers in a GGUF file (default: f16)",
-)
+@number_type_option
 @json_option
 def export(source: str, form: Form, output: str | None, checkpoint: str, number_type: NumberType, as_json: bool) -> int:
     """A run's weights for other programs: PEFT, merged, GGUF."""

@@ -1,0 +1,4 @@
+"""Where trained weights go: one file per target, each answering `protocols.Deployer`."""
+
+EXTENSIONS = ("folder",)
+"""Modules of this room that register extensions."""
