@@ -1,4 +1,4 @@
 """Where trained weights go: one file per target, each answering `protocols.Deployer`."""
 
-EXTENSIONS = ("folder",)
+EXTENSIONS = ("folder", "serve")
 """Modules of this room that register extensions."""

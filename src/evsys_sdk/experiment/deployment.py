@@ -139,7 +139,7 @@ def digest_weights(target: Target) -> str:
     of their path: the service never changes what is at one."""
     digest = hashlib.sha256(json.dumps(target.model).encode())
     place = Path(target.checkpoint or "")
-    if not place.exists():
+    if target.checkpoint is None or not place.exists():
         digest.update(str(target.checkpoint).encode())
         return digest.hexdigest()
     files = [place] if place.is_file() else sorted(found for found in place.rglob("*") if found.is_file())
