@@ -154,9 +154,8 @@ def show(experiment: str | None, place: HistoryPlace, as_json: bool) -> int:
     deployments = read_deployments(entry.record)
     if as_json:
         shipped = [one.model_dump() for one in deployments]
-        more = {"note": found.note, "progress": [asdict(run) for run in progress], "deployments": shipped}
-        more |= {"record_data": record}
-        print_json(plain_entry(entry) | more)
+        more = {"note": found.note, "progress": [asdict(run) for run in progress]}
+        print_json(plain_entry(entry) | more | {"deployments": shipped, "record_data": record})
         return EXIT_OK
     print_entry(entry, str(record.get("conclusion") or ""))
     for run in progress:
