@@ -110,6 +110,7 @@ PARAMS_PLACES = {
     "log_store": "log_store.params",
     "data_store": "data_store.params",
     "launcher": "launcher.params",
+    "deployer": "deploy.params",
 }
 """Kind of extension -> where its settings stand in the config."""
 

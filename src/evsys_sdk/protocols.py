@@ -337,11 +337,111 @@ class Transform(Protocol):
     def __call__(self, rows: list[Row]) -> list[Row]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeCase:
+    """One fixed prompt, and what the scored weights make of it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of every token but the first, given those before it."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens in the last place, with their log probabilities, for targets that score no prompt."""
+    greedy: str
+    """How the weights complete the text at temperature 0, for targets that give no log probabilities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What tells the scored weights from others: log probabilities on fixed prompts, from the backend that scored."""
+
+    cases: tuple[ProbeCase, ...]
+    contrast: float | None = None
+    """The largest difference to the untrained base model on these prompts. A probe whose tolerance is not below it
+    cannot tell the trained weights from the base model. None: the base model was not asked."""
+    precision: Literal["float32", "backend"] = "backend"
+    """Of the arithmetic: `float32`, or whatever the backend computes with, which may be bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArtifact:
+    """Weights that are to be deployed, and what is known of them."""
+
+    name: str
+    """Content-addressed: the experiment's slug and the beginning of the digest. Never used for other weights."""
+    digest: str
+    """sha256 of the weights."""
+    experiment: str
+    arm: str
+    run: str
+    run_dir: Path
+    base_model: str
+    backend: str
+    """Where the weights live: `local`, `tinker`, `mock`."""
+    checkpoint: str
+    """The sampler weights that were scored: a folder, or a path of the backend."""
+    fingerprint: Fingerprint
+    card: str
+    """The model card, in Markdown: data, recipe, scores, verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Weights at a target."""
+
+    kind: str
+    name: str
+    digest: str
+    endpoint: str
+    """Where they are: a URL, or a path."""
+    alias: str = ""
+    """The name that callers use; it moves from one deployment to the next."""
+    time: str = ""
+    replaced: str | None = None
+    """The name of the deployment that had the alias before; None where it was the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What a probe compared, and what came of it."""
+
+    compared: Literal["logprobs", "tokens", "files", "nothing"]
+    """`tokens`: greedy completions, where a target gives no log probabilities. `files`: checksums, where nothing
+    answers."""
+    ok: bool | None
+    """None: nothing could be compared."""
+    detail: str
+    difference: float | None = None
+    """The largest one between two log probabilities."""
+    tolerance: float | None = None
+
+
 @runtime_checkable
 class Deployer(Protocol):
-    """How does this checkpoint get to where it is used?"""
+    """How do these weights get to where they are used?
 
-    def deploy(self, checkpoint: str, *, metadata: dict[str, Any]) -> dict[str, Any]: ...
+    The order of a deployment: `current`, `deploy`, `probe`, `route`, `retire` of what was replaced. A failed probe
+    retires the new weights instead, and the alias stays where it was."""
+
+    def deploy(self, artifact: ModelArtifact) -> Deployment:
+        """Bring the weights to the target under their own name; callers of the alias do not get them yet."""
+        ...
+
+    def probe(self, deployment: Deployment, artifact: ModelArtifact) -> ProbeResult:
+        """Compare what answers at the target with the weights that were scored."""
+        ...
+
+    def route(self, deployment: Deployment) -> None:
+        """Let callers of the alias have these weights from now on, in one step."""
+        ...
+
+    def retire(self, name: str) -> None:
+        """Take weights away; requests that are under way finish."""
+        ...
+
+    def current(self) -> Deployment | None:
+        """What callers of the alias get now; None before the first deployment."""
+        ...
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ ROOMS = [
     "report", "history", "checks", "serving",
     "run",
     "experiment",
-    "operations",
+    "deployers", "operations",
     "scaffold", "mcp_server", "cli", "testing",
 ]  # fmt: skip
 """From the ground up, a floor of DESIGN.md each line. A room imports itself, shared modules and rooms before it."""

@@ -1,4 +1,4 @@
-"""A Hugging Face folder becomes a GGUF file: the way back of `gguf`.
+"""A Hugging Face folder or a PEFT adapter becomes a GGUF file: the way back of `gguf`.
 
 In: a folder with a llama, qwen2 or qwen3 model and its tokenizer. Out: one `.gguf` file that llama.cpp, transformers
 and this engine read. The tokenizer is written only if the reader's own rules give its tokens back; a model that a GGUF
@@ -19,6 +19,7 @@ import numpy as np
 from evsys_engine.models.errors import ModelError, need
 from evsys_engine.models.gguf import CLASSES, LAYER, LAYER_EXTRA, TOP
 from evsys_engine.models.tokenizer import NORMAL, PRE_TOKENIZERS, UNUSED, USER_DEFINED, tokenizer_from_gguf
+from evsys_engine.peft_folder import ADAPTER, PREFIX, read_peft_folder
 from evsys_engine.types import Array, JsonObject
 
 NumberType = Literal["f32", "f16", "bf16", "q8_0"]
@@ -61,6 +62,57 @@ def write_gguf(folder: Path, file: Path, *, number_type: NumberType = "f16") -> 
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_gguf_adapter(weights: Path, base: Path, file: Path) -> None:
+    """Write the PEFT adapter in `weights` over the model in `base` to `file`, which appears whole. Its numbers stay
+    fp32: an adapter is small, and llama.cpp adds it to the base model's activations while it runs."""
+    gguf = need("gguf")
+    config = json.loads((base / "config.json").read_text())
+    architecture, adapter = _architecture(config), read_peft_folder(weights)
+    names = {f"model.layers.{index}.{theirs}".removesuffix(".weight"): f"blk.{index}.{ours}"
+             for index in range(int(config["num_hidden_layers"]))
+             for ours, theirs in LAYER.items()}  # fmt: skip
+    unknown = [layer for layer in adapter.layers if layer not in names]
+    if unknown:
+        raise ModelError(f"the adapter changes {unknown[0]}, which a GGUF adapter has no place for: use a merged file")
+    groups = _rotated_heads(config, architecture)
+    part = file.parent / f".{file.name}.{secrets.token_hex(6)}.part"
+    try:
+        writer = gguf.GGUFWriter(part, architecture)
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", adapter.alpha)
+        with need("safetensors").safe_open(weights / ADAPTER, framework="pt") as handle:
+            for layer in adapter.layers:
+                low, high = (handle.get_tensor(f"{PREFIX}{layer}.lora_{side}.weight").float().numpy() for side in "AB")
+                ours = names[layer]
+                rows = groups.get(ours.removesuffix(".weight").rpartition(".")[2])
+                # The rows of B are the layer's outputs, so they follow the order that the base model's rows have.
+                high = high if rows is None else _swap_halves(high, rows)
+                writer.add_tensor(f"{ours}.lora_a", np.ascontiguousarray(low))
+                writer.add_tensor(f"{ours}.lora_b", np.ascontiguousarray(high))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _rotated_heads(config: JsonObject, architecture: str) -> dict[str, int]:
+    """The layers whose rows llama.cpp wants in another order, with their number of heads."""
+    if architecture != "llama":
+        return {}
+    heads = int(config["num_attention_heads"])
+    return {"attn_q": heads, "attn_k": int(config.get("num_key_value_heads") or heads)}
+
+
+def _swap_halves(values: Array, heads: int) -> Array:
+    """llama.cpp's order of the two rotary halves of each head."""
+    halves = values.reshape(heads, 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
 def _architecture(config: JsonObject) -> str:
@@ -127,18 +179,14 @@ def _tensors(folder: Path, config: JsonObject, architecture: str) -> Iterator[tu
     if missing or unknown:
         what = f"lacks the tensor {missing[0]}" if missing else f"has the tensor {unknown[0]}"
         raise ModelError(f"this model {what}, unlike other {architecture} models: {REMEDY}")
-    heads = int(config["num_attention_heads"])
-    groups = {"attn_q": heads, "attn_k": int(config.get("num_key_value_heads") or heads)}
+    groups = _rotated_heads(config, architecture)
     for theirs, ours in names.items():
         if theirs not in files or (tied and theirs == "lm_head.weight"):
             continue
         with safetensors.safe_open(files[theirs], framework="pt") as handle:
             values: Array = handle.get_tensor(theirs).float().numpy()  # by torch: numpy has no bfloat16
-        rows = groups.get(ours.rpartition(".")[0].rpartition(".")[2]) if architecture == "llama" else None
-        if rows is not None:  # llama.cpp's order of the two rotary halves of each head
-            halves = values.reshape(rows, 2, -1, *values.shape[1:])
-            values = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
-        yield ours, values
+        rows = groups.get(ours.rpartition(".")[0].rpartition(".")[2])
+        yield ours, values if rows is None else _swap_halves(values, rows)
 
 
 def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:

@@ -110,6 +110,10 @@ def show(experiment: str | None, place: HistoryPlace, as_json: bool) -> int:
     print_entry(shown.found.entry, str(shown.record.get("conclusion") or ""))
     for run in shown.progress:
         print(f"  {run.run}: {run.status or 'not ended'}, step {run.step}")
+    if shown.deployments:
+        print("deployments:")
+    for one in shown.deployments:
+        print_text(f"{one.time} {one.line}", indent="  ")
     return EXIT_OK
 
 

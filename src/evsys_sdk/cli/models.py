@@ -121,6 +121,15 @@ def _number(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
+number_type_option = click.option(
+    "--type",
+    "number_type",
+    default="f16",
+    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
+    help="of the numbers in a GGUF file (default: f16)",
+)
+
+
 @model.command("export")
 @click.argument("source", metavar="RUN", help="a run's directory or name, <run>@step-12, sampler weights, or a model")
 @click.option(
@@ -134,13 +143,7 @@ def _number(value: int | None) -> str:
 @click.option(
     "--checkpoint", default="final", metavar="REF", help="final (the default), latest or step-N; also as <run>@step-N"
 )
-@click.option(
-    "--type",
-    "number_type",
-    default="f16",
-    type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
-    help="of the numbers in a GGUF file (default: f16)",
-)
+@number_type_option
 @json_option
 def export(source: str, form: Form, output: str | None, checkpoint: str, number_type: NumberType, as_json: bool) -> int:
     """A run's weights for other programs: PEFT, merged, GGUF."""
@@ -217,39 +220,60 @@ def serve_engine(
 @click.option("--name", help="what callers send as `model` (default: the run's or the model's name)")
 @listen_options
 @click.option("--api-key-env", metavar="VAR", help="environment variable with the key that callers must send")
+@click.option(
+    "--admin-key-env", metavar="VAR", help="environment variable with the key of /admin/, through which evsys deploy "
+    "changes the weights"
+)  # fmt: skip
 @set_option
 @json_option
 def serve(
     target: str, backend: str | None, model: str | None, name: str | None, host: str, port: int,
-    api_key_env: str | None, params: tuple[str, ...], as_json: bool,
+    api_key_env: str | None, admin_key_env: str | None, params: tuple[str, ...], as_json: bool,
 ) -> int:  # fmt: skip
     """Serve a model, or the weights a run ended with, to anything that speaks OpenAI's chat protocol, until Ctrl-C or
     SIGTERM."""
+    import asyncio
+    from dataclasses import replace
+
     from evsys_sdk.errors import EvsysError
+    from evsys_sdk.experiment.deployment import NAME_DIGITS, digest_weights
     from evsys_sdk.redaction import add_secrets
     from evsys_sdk.run.open_model import ModelRef, find_target, open_model
-    from evsys_sdk.serving import Endpoint, ListenAddress, ServedModel
+    from evsys_sdk.serving import Endpoint, ListenAddress, ModelAdmin, ServedModel
     from evsys_sdk.serving import serve as serve_endpoint
 
-    key = None
-    if api_key_env is not None:
-        key = os.environ.get(api_key_env)
-        if not key:
-            raise EvsysError(
-                f"--api-key-env {api_key_env}: that variable is not set; set it to the key callers must send"
-            )
-        add_secrets([key])
+    def key_in(flag: str, variable: str | None) -> str | None:
+        if variable is None:
+            return None
+        found = os.environ.get(variable)
+        if not found:
+            raise EvsysError(f"{flag} {variable}: that variable is not set; set it to the key callers must send")
+        add_secrets([found])
+        return found
+
+    key, admin_key = key_in("--api-key-env", api_key_env), key_in("--admin-key-env", admin_key_env)
     address = ListenAddress(host=host, port=port, key=key)
     address.check()  # before minutes go into loading a model
     ref = ModelRef(text=target, backend=backend, base_model=model, name=name, params=parse_params(params))
     weights = find_target(ref)
     with open_model(weights) as opened:
 
-        async def endpoint() -> Endpoint:
-            served = ServedModel(
-                sampler=await opened.sampler(), renderer=opened.renderer(), context_length=opened.context_length
+        async def load(checkpoint: str | None) -> ServedModel:
+            return ServedModel(
+                sampler=await opened.service.create_sampling_client(checkpoint),
+                renderer=opened.renderer(),
+                context_length=opened.context_length,
+                digest=await asyncio.to_thread(digest_weights, replace(weights, checkpoint=checkpoint)),
             )
-            return Endpoint({weights.name: served})
+
+        async def endpoint() -> Endpoint:
+            served = await load(weights.checkpoint)
+            if admin_key is None:
+                return Endpoint({weights.name: served})
+            # The weights have a name of their own, so that the alias can leave them and they can be unloaded.
+            first = f"{weights.name}-{(served.digest or '')[:NAME_DIGITS]}"
+            admin = ModelAdmin(key=admin_key, base_model=weights.model, load=load)
+            return Endpoint({first: served}, aliases={weights.name: first}, admin=admin)
 
         serve_endpoint(endpoint, address, on_ready=lambda at: announce(at, weights, api_key_env, as_json=as_json))
     return EXIT_OK

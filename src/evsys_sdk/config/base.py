@@ -89,3 +89,6 @@ class BackendConfig(KindSpec):
 
 class LauncherSpec(KindSpec):
     kind: Name = "local"
+
+
+class DeploySpec(KindSpec): ...

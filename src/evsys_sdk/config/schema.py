@@ -11,7 +11,16 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from evsys_sdk.config.base import CallbackSpec, DataStoreSpec, JsonDict, LauncherSpec, LogStoreSpec, Name, Strict
+from evsys_sdk.config.base import (
+    CallbackSpec,
+    DataStoreSpec,
+    DeploySpec,
+    JsonDict,
+    LauncherSpec,
+    LogStoreSpec,
+    Name,
+    Strict,
+)
 from evsys_sdk.config.metadata import Metadata
 from evsys_sdk.config.run_config import (
     NEEDED_BY_SOURCE,
@@ -87,6 +96,8 @@ class ExperimentConfig(Strict):
     """Runs at the same time."""
     launcher: LauncherSpec = Field(default_factory=LauncherSpec)
     """Where runs execute: `local`, in this process; `ray`, on a Ray cluster."""
+    deploy: DeploySpec | None = None
+    """Where the best arm's weights go when the verdict names one; `evsys deploy` does it by hand."""
     budget: BudgetSpec | None = None
     """A hard stop; what was trained and scored until then stays in the record."""
     leakage: Annotated[Literal["error", "warn", "off"], BeforeValidator(_read_false_as_off)] = "warn"

@@ -19,6 +19,7 @@ from evsys_sdk import registry
 from evsys_sdk.checks.metrics import with_judged_metrics
 from evsys_sdk.checks.preflight import deep_problems, ignored_settings
 from evsys_sdk.checks.test_selection import SUCCESS, SelectionByTest, find_test_selections
+from evsys_sdk.config.base import DeploySpec
 from evsys_sdk.config.load import load_yaml, parse_config, plain, refuse_shared_names
 from evsys_sdk.config.schema import ExperimentConfig, RunConfig
 from evsys_sdk.config.sweep import REHEARSALS, directory_name, expanded, replace_search
@@ -26,6 +27,7 @@ from evsys_sdk.config.yaml_io import Document, source_of
 from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RunLocked
 from evsys_sdk.eval.benchmark import BenchmarkLoader
 from evsys_sdk.experiment.baselines import Baselines
+from evsys_sdk.experiment.deployment import deploy_best
 from evsys_sdk.experiment.identity import (
     Facts,
     contents_for,
@@ -37,6 +39,7 @@ from evsys_sdk.experiment.identity import (
     resume_experiment,
 )
 from evsys_sdk.experiment.looks import find_looks, question_of
+from evsys_sdk.experiment.model_card import SHIPPED
 from evsys_sdk.experiment.outcome import (
     ExperimentResult,
     describe,
@@ -44,6 +47,7 @@ from evsys_sdk.experiment.outcome import (
     record_path,
     seconds_in,
     set_aside,
+    summarise,
     sweep_leftovers,
     write_files,
 )
@@ -375,9 +379,23 @@ class Experiment:
         settings = plain(config)
         if config.search is not None:
             settings = replace_search(settings, [plain(run) for run in self.trials])
-        write_files(config, result, describe(config, flags, contents(launch.facts), settings))
+        about = describe(config, flags, contents(launch.facts), settings)
+        write_files(config, result, about)
+        # After the record is on disk: a target that hangs or a kill costs the deployment and nothing else.
+        if config.deploy is not None and not options.dry:
+            self.conclusion = result.conclusion = self._deploy(result, about, config.deploy)
+            write_files(config, result, about)
         launch.callbacks.record_written(record_path(output_dir, config.name))
         return result
+
+    def _deploy(self, result: ExperimentResult, about: dict[str, object], spec: DeploySpec) -> Conclusion:
+        """The conclusion, with what came of the deployment of the best arm."""
+        record = summarise(result, about)
+        if record.options.max_steps is not None:
+            line = f"{SHIPPED}Not deployed to {spec.kind}: --steps cut the runs to {record.options.max_steps} steps."
+        else:
+            line = deploy_best(record, record_path(result.output_dir, result.name), spec)
+        return replace(result.conclusion, text=f"{result.conclusion.text}\n{line}")
 
 
 def seeds_of(arm: RunConfig, *, repeats: int, base_seed: int | None) -> list[RunConfig]:

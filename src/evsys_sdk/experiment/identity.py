@@ -38,8 +38,8 @@ from evsys_sdk.record.rollouts import StoredJournal
 from evsys_sdk.redaction import redact_data
 
 WATCHING = frozenset(
-    ["budget", "callbacks", "description", "launcher", "leakage", "log_store", "max_concurrent_arms", "output_dir"]
-    + ["parent_experiment_id", "version"]
+    ["budget", "callbacks", "deploy", "description", "launcher", "leakage", "log_store", "max_concurrent_arms"]
+    + ["output_dir", "parent_experiment_id", "version"]
 )
 """Top-level settings that do not change what is found; of callbacks, those that only watch."""
 ARMS = frozenset(["run", "runs", "matrix", "search", "base_run"])

@@ -14,6 +14,7 @@ from evsys_sdk.history.history import ExperimentEntry, History, ResolvedExperime
 from evsys_sdk.history.leaderboard import BenchmarkLooks, looks_of
 from evsys_sdk.history.progress import RunProgress, progress_in
 from evsys_sdk.operations.place import HistoryPlace, import_metrics
+from evsys_sdk.record.deployments import RecordedDeployment, read_deployments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +101,15 @@ class ShownExperiment:
     record: dict[str, Any]
     progress: list[RunProgress]
     """Of an experiment that is running or was interrupted."""
+    deployments: list[RecordedDeployment]
 
     def plain(self) -> dict[str, Any]:
-        more = {"note": self.found.note, "progress": [asdict(run) for run in self.progress], "record_data": self.record}
-        return plain_entry(self.found.entry) | more
+        return plain_entry(self.found.entry) | {
+            "note": self.found.note,
+            "progress": [asdict(run) for run in self.progress],
+            "deployments": [one.model_dump() for one in self.deployments],
+            "record_data": self.record,
+        }
 
 
 def show_experiment(place: HistoryPlace, ref: str | None) -> ShownExperiment:
@@ -111,7 +117,8 @@ def show_experiment(place: HistoryPlace, ref: str | None) -> ShownExperiment:
     found = place.find_or_newest(ref)
     entry = found.entry
     progress = progress_in(entry.journal) if entry.state in ("running", "interrupted") else []
-    return ShownExperiment(found=found, record=read_record(entry), progress=progress)
+    deployments = read_deployments(entry.record)
+    return ShownExperiment(found=found, record=read_record(entry), progress=progress, deployments=deployments)
 
 
 def compare_experiments(

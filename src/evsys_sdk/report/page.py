@@ -20,6 +20,7 @@ from evsys_sdk.errors import FOREIGN, Cancelled
 from evsys_sdk.format import amount, amount_unit, count, inline_markdown, markdown_text, name_list, score_text, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunResult, Score
+from evsys_sdk.record.deployments import read_deployments
 from evsys_sdk.record.models import RunRecord
 from evsys_sdk.registry import lower_is_better
 from evsys_sdk.report import figures
@@ -196,6 +197,7 @@ def page_text(facts: PageFacts, drawn: figures.Drawn) -> str:
         "Failed and unscored": [f"- {text}" for text in failure_texts(facts)],
         "Stages": stages_section(facts),
         "What was chosen on what": "\n\n".join(selection_texts(facts)).splitlines(),
+        "Deployments": [f"- {markdown_text(text)}" for text in deployment_texts(facts)],
         "Cost and time": cost_table(facts).markdown(),
         "Figures": [*(line for picture in pictures for line in (picture, "")), drawn.note],
         "Where the records lie": records_section(facts),
@@ -447,6 +449,12 @@ def _expected_score(verdict: Verdict, n_arms: int) -> str:
     expected = score_text(winner.expected, winner.low, winner.high, unit=verdict.unit)
     top = f"{place}, {winner.arm}, scored {shown(winner.observed, unit=verdict.unit)}{tied}"
     return f" {top}; {expected} is expected on new tasks (corrected for selection)."
+
+
+def deployment_texts(facts: PageFacts) -> list[str]:
+    """Where the weights were deployed, one sentence each."""
+    record = facts.folder / f"{facts.file_name}.{EXPERIMENT_RESULT_FILE}"
+    return [f"{one.time}: {one.line}" for one in read_deployments(record)]
 
 
 def cost_table(facts: PageFacts) -> PageTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evsys_engine.http import ListenAddress
+from evsys_sdk.serving.admin import ModelAdmin
 from evsys_sdk.serving.endpoint import Capture, Endpoint, ServedModel
 from evsys_sdk.serving.run import RunningEndpoint, in_background, running, serve
 
@@ -10,6 +11,7 @@ __all__ = [
     "ListenAddress",
     "Capture",
     "Endpoint",
+    "ModelAdmin",
     "RunningEndpoint",
     "ServedModel",
     "in_background",

@@ -71,6 +71,8 @@ class CompletionReply:
     completions: list[TextCompletion]
     """Of the first prompt, then of the second, ..."""
     tokenizer: Tokenizer
+    digest: str | None = None
+    """Of the weights that answered."""
 
     def answer(self) -> HttpResponse:
         if not self.request.stream:
@@ -94,7 +96,8 @@ class CompletionReply:
 
     def _body(self, choices: list[JsonObject]) -> JsonObject:
         names = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.request.model}
-        return {**names, "choices": choices}
+        answered = {} if self.digest is None else {"system_fingerprint": self.digest}
+        return {**names, **answered, "choices": choices}
 
     def _choice(self, index: int, completion: TextCompletion) -> JsonObject:
         said = self._answer_tokens(completion.sequence)

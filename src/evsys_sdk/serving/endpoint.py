@@ -25,6 +25,7 @@ from evsys_engine.http import HttpRequest, HttpResponse, json_response
 from evsys_engine.types import BadRequest
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysError, closest
 from evsys_sdk.protocols import Renderer, Turn
+from evsys_sdk.serving.admin import PREFIX, ModelAdmin
 from evsys_sdk.serving.completions import CompletionReply, complete
 from evsys_sdk.serving.replies import Choice, Reply
 from evsys_sdk.serving.request import ApiError, ChatRequest, CompletionRequest, grammar_of, read_chat, read_completion
@@ -109,6 +110,8 @@ class ServedModel:
     context_length: int | None = None
     """Tokens of prompt and completion together; None leaves the judgement to the sampler."""
     created: int = field(default_factory=lambda: int(time.time()))
+    digest: str | None = None
+    """sha256 of the weights, as replies carry it (`system_fingerprint`); None where it is not known."""
     template_shows_tools: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,12 +129,18 @@ class Endpoint:
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
         in_flight: int = IN_FLIGHT,
         clock: Callable[[], float] = time.time,
+        aliases: Mapping[str, str] | None = None,
+        admin: ModelAdmin | None = None,
     ) -> None:
         self.models = dict(models)
+        self.aliases = dict(aliases or {})
+        """Other names of models; one that moves keeps its callers."""
+        self.admin = admin
         self.capture = capture
         self._default_max_tokens, self._in_flight, self._clock = default_max_tokens, in_flight, clock
         # Changed on the event loop alone, so it needs no lock.
         self._under_way = 0
+        self._begun: set[asyncio.Event] = set()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="evsys-endpoint")
         self._large_workers = ThreadPoolExecutor(LARGE_WORKERS, thread_name_prefix="evsys-endpoint-large")
 
@@ -140,35 +149,55 @@ class Endpoint:
         found = _SESSION.fullmatch(request.path)
         session, path = (unquote(found[1]), found[2]) if found else (None, request.path)
         route = f"{request.method} {path.rstrip('/')}"
-        if route == "POST /v1/chat/completions":
-            return await self._chat(request, session)
-        if route == "POST /v1/completions":
-            return await self._complete(request, session)
+        if path.startswith(PREFIX):
+            if self.admin is None:
+                raise ApiError(404, "this server has no admin routes; start it with --admin-key-env VAR")
+            return await self.admin.answer(self, request)
+        if route in ("POST /v1/chat/completions", "POST /v1/completions"):
+            ended = asyncio.Event()
+            self._begun.add(ended)
+            try:
+                answer = self._chat if route.endswith("/chat/completions") else self._complete
+                return await answer(request, session)
+            finally:
+                self._begun.discard(ended)
+                ended.set()
         if route == "GET /health":
-            return json_response({"status": "ok", "models": list(self.models), "under_way": self._under_way})
+            return json_response({"status": "ok", "models": self._names(), "under_way": self._under_way})
         if route == "GET /v1/models":
-            return json_response({"object": "list", "data": [self._card(name) for name in self.models]})
+            return json_response({"object": "list", "data": [self._card(name) for name in self._names()]})
         if route.startswith("GET /v1/models/"):
             name = unquote(route.removeprefix("GET /v1/models/"))
             self._model(name)
             return json_response(self._card(name))
         raise ApiError(404, f"there is no {route}; there are {ROUTES}")
 
+    async def wait_for_requests(self) -> None:
+        """Until every request that has begun by now has ended."""
+        for ended in list(self._begun):
+            await ended.wait()
+
+    def _names(self) -> list[str]:
+        return [*self.aliases, *self.models]
+
     def _card(self, name: str) -> dict[str, object]:
-        model = self.models[name]
-        return {
+        model = self._model(name)
+        card: dict[str, object] = {
             "id": name,
             "object": "model",
             "created": model.created,
             "owned_by": "evsys",
             "max_model_len": model.context_length,
         }
+        more = {"root": self.aliases.get(name), "digest": model.digest}
+        return card | {key: value for key, value in more.items() if value is not None}
 
     def _model(self, name: str) -> ServedModel:
+        name = self.aliases.get(name, name)
         if name not in self.models:
-            near = closest(name, self.models)
+            near = closest(name, self._names())
             hint = f"; closest: {near}" if near else ""
-            known = ", ".join(self.models)
+            known = ", ".join(self._names())
             raise ApiError(404, f"no model {name!r} here{hint}; known: {known}", code="model_not_found", param="model")
         return self.models[name]
 
@@ -225,6 +254,7 @@ class Endpoint:
             prompt=prompt,
             choices=[self._choice(model, body, sequence) for sequence in sequences],
             tokenizer=model.renderer.tokenizer,
+            digest=model.digest,
         )
         return reply, reply.answer()
 
@@ -305,6 +335,7 @@ class Endpoint:
             prompts=prompts,
             completions=texts,
             tokenizer=model.renderer.tokenizer,
+            digest=model.digest,
         )
         answer = await self._in_worker(reply.answer)
         for text in texts:

@@ -55,6 +55,8 @@ class Reply:
     prompt: list[int]
     choices: list[Choice]
     tokenizer: Tokenizer
+    digest: str | None = None
+    """Of the weights that answered."""
 
     def answer(self) -> HttpResponse:
         if not self.request.stream:
@@ -80,7 +82,8 @@ class Reply:
 
     def _body(self, kind: str, choices: list[JsonObject]) -> JsonObject:
         names = {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
-        return {**names, "choices": choices}
+        answered = {} if self.digest is None else {"system_fingerprint": self.digest}
+        return {**names, **answered, "choices": choices}
 
     def _chunk(self, index: int, delta: JsonObject, **fields: Any) -> JsonObject:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}

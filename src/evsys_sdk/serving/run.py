@@ -33,6 +33,7 @@ from evsys_engine.types import EngineError
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.redaction import redact
+from evsys_sdk.serving.admin import PREFIX
 from evsys_sdk.serving.endpoint import Endpoint
 from evsys_sdk.serving.request import ApiError
 
@@ -54,7 +55,10 @@ class EndpointApp:
         response: HttpResponse | None
         try:
             request = HttpRequest.from_scope(scope)
-            if self._key is None or request.path != "/health":
+            admin = self._endpoint.admin
+            if admin is not None and request.path.startswith(PREFIX):
+                check_access(request.headers, admin.key, key_hint="Authorization: Bearer <the admin key>")
+            elif self._key is None or request.path != "/health":
                 check_access(request.headers, self._key, key_hint="Authorization: Bearer ...")
             hint, most = ": more text does not fit the models served here", self._endpoint.body_bytes()
             body = await read_body(request.headers, receive, most, LIMITS, too_large_hint=hint)

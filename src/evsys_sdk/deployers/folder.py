@@ -1,0 +1,149 @@
+"""Weights as files with a model card, under a path of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from evsys_sdk.config.base import Name, Params
+from evsys_sdk.deployers.comparison import ROUNDED, allowed, compare_logprobs
+from evsys_sdk.deployers.releases import CURRENT, Releases
+from evsys_sdk.errors import EvsysError, need
+from evsys_sdk.experiment.deployment import now
+from evsys_sdk.experiment.export import export_run
+from evsys_sdk.files import read_object
+from evsys_sdk.protocols import Deployment, ModelArtifact, ProbeResult
+from evsys_sdk.registry import register_deployer
+
+GGUF_FILE = "model.gguf"
+TOLERANCES = {"f32": 1e-2, "f16": 2e-2, "bf16": 1e-1, "q8_0": 2e-1}
+"""Of log probabilities, by the numbers in a GGUF file. Measured on tiny and 135M models, with room."""
+
+
+@register_deployer("folder")
+class FolderDeployer:
+    """Files with a model card: `<path>/<name>/`, and the link `<path>/current` to the newest."""
+
+    class Config(Params):
+        path: Name
+        """The folder of all releases."""
+        form: Literal["peft", "merged", "gguf"] = "peft"
+        """The adapter, the whole model as safetensors, or one GGUF file."""
+        number_type: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
+        """Of the numbers in a GGUF file."""
+        tolerance: float | None = Field(default=None, gt=0)
+        """The largest difference between log probabilities; by default 0.01, and by `number_type` for GGUF."""
+
+    def __init__(self, **params: Any) -> None:
+        self.cfg = self.Config(**params)
+        self._releases = Releases(Path(self.cfg.path).expanduser().absolute())
+
+    @property
+    def _form(self) -> str:
+        return f"gguf-{self.cfg.number_type}" if self.cfg.form == "gguf" else self.cfg.form
+
+    def deploy(self, artifact: ModelArtifact) -> Deployment:
+        made = Deployment(
+            kind="folder",
+            name=artifact.name,
+            digest=artifact.digest,
+            endpoint=str(self._releases.path / artifact.name),
+            alias=str(self._releases.path / CURRENT),
+            time=now(),
+            replaced=(found.name if (found := self.current()) else None),
+        )
+
+        def fill(part: Path) -> None:
+            write_export(artifact, part, self.cfg.form, self.cfg.number_type)
+            (part / "README.md").write_text(artifact.card + "\n" + how_to_load(self.cfg.form, artifact))
+
+        self._releases.add(made, self._form, fill)
+        return made
+
+    def probe(self, deployment: Deployment, artifact: ModelArtifact) -> ProbeResult:
+        """Load the files again, by transformers and peft, and score the prompts with them."""
+        folder, form = Path(deployment.endpoint), self.cfg.form
+        usual = TOLERANCES[self.cfg.number_type if form == "gguf" else "f32"]
+        if form == "merged" and "float32" not in str((read_object(folder / "config.json") or {}).get("dtype")):
+            usual = ROUNDED  # the sum of base weights and adapter is rounded to the base model's own type
+        tolerance = allowed(self.cfg.tolerance, usual, artifact.fingerprint)
+        answers = score_files(folder, form, artifact)
+        how = "the files, loaded by transformers" + (" and peft" if form == "peft" else "")
+        return compare_logprobs(artifact.fingerprint, answers, tolerance=tolerance, how=how)
+
+    def route(self, deployment: Deployment) -> None:
+        self._releases.switch(deployment.name)
+
+    def retire(self, name: str) -> None:
+        self._releases.remove(name)
+
+    def current(self) -> Deployment | None:
+        return self._releases.current(self._form)
+
+
+def write_export(artifact: ModelArtifact, folder: Path, form: Any, number_type: Any) -> None:
+    """The files of the weights in an existing, empty folder."""
+    made = folder / (GGUF_FILE if form == "gguf" else "files")
+    export_run(artifact.checkpoint, form, made, number_type=number_type)
+    if form != "gguf":
+        for file in made.iterdir():
+            file.rename(folder / file.name)
+        made.rmdir()
+
+
+def score_files(folder: Path, form: str, artifact: ModelArtifact) -> list[list[float]]:
+    """Log probabilities of every prompt, by libraries that know nothing of how the weights were trained."""
+    torch, transformers = need("torch", extra="local"), need("transformers", extra="local")
+    from evsys_engine.devices import without_progress_bars
+    from evsys_engine.models import find_model
+
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    try:
+        with without_progress_bars():
+            if form == "peft":
+                peft = need("peft", extra="local")
+                base = load(find_model(artifact.base_model).path, dtype=torch.float32, local_files_only=True)
+                model = peft.PeftModel.from_pretrained(base, str(folder))
+            elif form == "gguf":
+                model = load(folder, gguf_file=GGUF_FILE, dtype=torch.float32, local_files_only=True)
+            else:
+                model = load(folder, dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError) as exc:
+        raise EvsysError(f"{folder} cannot be loaded: {exc}") from exc
+    model.eval()
+    answers = []
+    with torch.no_grad():
+        for case in artifact.fingerprint.cases:
+            tokens = torch.tensor([case.tokens])
+            scores = torch.log_softmax(model(tokens).logits[0, :-1].float(), dim=-1)
+            answers.append(scores.gather(1, tokens[0, 1:, None])[:, 0].tolist())
+    return answers
+
+
+def how_to_load(form: str, artifact: ModelArtifact) -> str:
+    """The last section of the card."""
+    base, pulled = artifact.base_model, ""
+    if "/" not in base:  # a built-in name of ours, which other programs know by its folder
+        base, pulled = f"<folder of {base}>", f"  # `evsys model pull {base}` prints it"
+    code = {
+        "peft": [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f'base = AutoModelForCausalLM.from_pretrained("{base}"){pulled}',
+            'model = PeftModel.from_pretrained(base, ".")',
+            'tokenizer = AutoTokenizer.from_pretrained(".")',
+        ],
+        "merged": [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained(".")',
+            'tokenizer = AutoTokenizer.from_pretrained(".")',
+        ],
+        "gguf": ["import xllamacpp", "", "params = xllamacpp.CommonParams()", f'params.model.path = "{GGUF_FILE}"']
+        + ["server = xllamacpp.Server(params)"],
+    }[form]
+    note = {"gguf": f"Or with llama.cpp's own server: `llama-server -m {GGUF_FILE}`.\n"}.get(form, "")
+    return "\n".join(["## How to load it", "", "In this folder:", "", "```python", *code, "```", "", note])
