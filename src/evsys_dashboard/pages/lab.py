@@ -37,6 +37,7 @@ from evsys_dashboard.experiment_filter import (
 )
 from evsys_dashboard.models import ExperimentRow, Project
 from evsys_dashboard.spreadsheet import cell
+from evsys_dashboard.summary import trend_values
 from evsys_dashboard.svg import spark_line
 from evsys_sdk.format import count, shown, span
 
@@ -58,11 +59,15 @@ class LabRow:
 
     @property
     def badge(self) -> str:
-        """supported, refuted, undecided; before a verdict, and where there can be none, the status."""
+        """supported, refuted, undecided, or a status that says more; empty for a completed experiment of which the
+        reader is the judge."""
         one = self.experiment
-        if one.status in DECISIVE:
-            return one.status
-        return one.verdict or one.status
+        return one.status if one.status in DECISIVE else one.verdict
+
+    @property
+    def status(self) -> str:
+        """The status, where it is not the badge."""
+        return "" if self.badge == self.experiment.status else self.experiment.status
 
     @property
     def value(self) -> str:
@@ -83,8 +88,15 @@ class LabRow:
 
     @property
     def spark(self) -> SafeString:
+        return spark_line(trend_values(self.experiment.spark), self.trend[:60])
+
+    @property
+    def trend(self) -> str:
+        """What the small line shows: `loss`, or the name of the score; empty where there is no line."""
         found = self.experiment.spark
-        return spark_line(found if isinstance(found, list) else [], self.experiment.metric[:60])
+        if not isinstance(found, dict):  # a row of an earlier version
+            return ""
+        return str(found.get("of") or "") if len(trend_values(found)) > 1 else ""
 
     @property
     def tags(self) -> list[str]:
