@@ -101,6 +101,17 @@ class ServerProcess:
         with closing(psycopg.connect(self.database_url)) as db:
             return db.execute(query).fetchall()
 
+    def write(self, statement: str) -> None:
+        """Change the database behind the server's back."""
+        if self.database_url.startswith("sqlite"):
+            with closing(sqlite3.connect(self.database_url.removeprefix("sqlite://"), timeout=WAIT_SECONDS)) as db, db:
+                db.execute(statement)
+            return
+        import psycopg
+
+        with psycopg.connect(self.database_url) as db:
+            db.execute(statement)
+
     def make_run(self, generation_id: str = "g1") -> None:
         """An experiment `e1` with a run to send steps to."""
         now = time.time()
