@@ -70,8 +70,12 @@ def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[Predict
         found = found.exclude(is_pass)  # Django's `exclude` keeps rows whose reward is NULL
     if wanted.key:
         name, colon, value = wanted.key.partition(":")
-        found = found.annotate(of_key=Cast(KeyTextTransform(name, KeyTransform("metadata", "body")), TextField()))
-        found = found.filter(of_key=value) if colon else found.filter(of_key__isnull=False)
+        # What the rollout says of itself, and what its task says: scores are broken down by the latter.
+        of_rollout = KeyTextTransform(name, KeyTransform("metadata", "body"))
+        of_task = KeyTextTransform(name, KeyTransform("metadata", KeyTransform("question", "body")))
+        found = found.annotate(of_rollout=Cast(of_rollout, TextField()), of_task=Cast(of_task, TextField()))
+        is_any = Q(of_rollout__isnull=False) | Q(of_task__isnull=False)
+        found = found.filter(Q(of_rollout=value) | Q(of_task=value) if colon else is_any)
     if wanted.q:
         # In the body a text stands as JSON writes it.
         quoted = json.dumps(wanted.q)[1:-1]
@@ -178,6 +182,7 @@ def read_transcript(row: PredictionRow) -> Transcript:
     written = sum(counts) if counts else _whole(metadata.get("n_output_tokens"))
     for shown_elsewhere in ("prompt", "target"):
         metadata.pop(shown_elsewhere, None)
+    metadata = dict(_mapping(question.get("metadata"))) | metadata
     return Transcript(
         id=row.pk,
         task_id=row.task_id,
