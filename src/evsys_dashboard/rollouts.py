@@ -55,7 +55,8 @@ class RolloutFilter:
 
     def url(self, **changed: str) -> str:
         """`?run=...&passed=0`: this filter with some fields changed; other names are added."""
-        return "?" + urlencode({name: text for name, text in (asdict(self) | changed).items() if text})
+        given = {name: text for name, text in (asdict(self) | changed).items() if text}
+        return "?" + urlencode(given, errors="replace")  # a value of metadata may hold half a surrogate pair
 
 
 def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[PredictionRow]:

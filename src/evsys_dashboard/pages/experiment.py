@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_experiment
+from evsys_dashboard.changes import current_cursor
 from evsys_dashboard.curves import FIRST, metric_names
 from evsys_dashboard.follow import ensure_experiment_loaded, find_resume_command
 from evsys_dashboard.models import ExperimentRow, GenerationRow, Project
@@ -332,11 +333,11 @@ def find_parent(row: ExperimentRow) -> ExperimentRow | None:
 @require_GET
 def experiment_page(request: HttpRequest, project_id: str, experiment_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
+    since = current_cursor(project)
     row = find_experiment(project, experiment_id)
     ensure_experiment_loaded(row)
-    return render(
-        request, "dashboard/experiment.html", experiment_context(project, row, request.GET.get("against", ""))
-    )
+    context = experiment_context(project, row, request.GET.get("against", "")) | {"since": since}
+    return render(request, "dashboard/experiment.html", context)
 
 
 def experiment_context(project: Project, row: ExperimentRow, against: str = "") -> dict[str, Any]:
@@ -386,7 +387,6 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
         "first_metrics": first[:FIRST_METRICS],
         "most_arms": MOST_ARMS_DRAWN,
         "is_live": row.status == "running",
-        "since": repr(max([row.updated, *(run.updated for run in runs)])),
     }  # fmt: skip
 
 

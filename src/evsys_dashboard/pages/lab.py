@@ -21,6 +21,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from evsys_dashboard import auth
+from evsys_dashboard.changes import current_cursor
 from evsys_dashboard.experiment_filter import (
     COLUMNS,
     GRAMMAR,
@@ -44,8 +45,6 @@ from evsys_sdk.format import count, shown, span
 SHOWN_TAGS = 6
 LONGEST_NAME = 160
 LONGEST_HYPOTHESIS = 240
-COMMIT_SECONDS = 2.0
-"""`updated` is the time before a commit, which takes less than this."""
 # A status that a reader must know before any verdict.
 DECISIVE = ("running", "failed", "invalid", "cancelled", "interrupted", "unreadable")
 
@@ -156,9 +155,7 @@ def home(request: HttpRequest) -> HttpResponse:
 def lab(request: HttpRequest, project: str) -> HttpResponse:
     """The page."""
     found = auth.project_for(request, project)
-    # Where the live page begins to ask. Taken before the rows are read, and a little earlier than the newest change: a
-    # commit that was under way is told twice rather than never.
-    newest = ExperimentRow.objects.filter(project=found).order_by("-updated").values_list("updated", flat=True).first()
+    cursor = current_cursor(found, [ExperimentRow])  # where the live page begins to ask
     page = list_page(found, read_query(request.GET))
     query = page.query
     context = _context(found, page) | {
@@ -166,8 +163,8 @@ def lab(request: HttpRequest, project: str) -> HttpResponse:
         "columns": COLUMNS,
         "groups": GROUPS,
         "grammar": GRAMMAR,
-        "cursor": repr(0.0 if newest is None else newest - COMMIT_SECONDS),
-        "is_empty": newest is None,
+        "cursor": cursor,
+        "is_empty": not page.total and not ExperimentRow.objects.filter(project=found).exists(),
         "csv_url": f"experiments.csv{query.url()}",
         "json_url": f"experiments.json{query.url()}",
         "plain_url": query.url(q=""),
