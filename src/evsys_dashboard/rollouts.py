@@ -62,8 +62,10 @@ class RolloutFilter:
 def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[PredictionRow]:
     """The rollouts of a project that the filter means, by task and in the order in which they came."""
     found = PredictionRow.objects.filter(project=project)
-    exact = {"generation_id": wanted.run, "eval_id": wanted.eval, "status": wanted.status, "task_id": wanted.task}
+    exact = {"generation_id": wanted.run, "eval_id": wanted.eval, "task_id": wanted.task}
     found = found.filter(**{name: text for name, text in exact.items() if text})
+    if wanted.status:  # a client that names none means ok
+        found = found.filter(status__in=("ok", "") if wanted.status == "ok" else (wanted.status,))
     is_pass = Q(reward__gte=PASSES) & Q(status__in=("ok", ""))
     if wanted.passed == PASSED:
         found = found.filter(is_pass)
