@@ -65,8 +65,14 @@ class LabRow:
 
     @property
     def status(self) -> str:
-        """The status, where it is not the badge."""
-        return "" if self.badge == self.experiment.status else self.experiment.status
+        """The status, where it is not the badge and a verdict does not say enough."""
+        one = self.experiment
+        return "" if self.badge == one.status or (self.badge and one.status == "completed") else one.status
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether the badge is a verdict and not a status, which looks different."""
+        return self.badge == self.experiment.verdict
 
     @property
     def value(self) -> str:
