@@ -211,10 +211,10 @@ def score_table(digest: Digest, record: ExperimentRecord | None) -> ScoreTable:
             if key not in digest.measured:
                 # The record judges arms by the success metric alone. Of other scores it has each seed's interval over
                 # tasks; their mean is as wide as one seed's, since all seeds answered the same tasks.
-                found = [(one.low, one.high) for run in completed if (one := run.last_score(key)) is not None]
-                known = [(below, above) for below, above in found if below is not None and above is not None]
-                low = fmean(below for below, _ in known) if known and len(known) == len(found) else None
-                high = fmean(above for _, above in known) if known and len(known) == len(found) else None
+                seeds = [(one.low, one.high) for run in completed if (one := run.last_score(key)) is not None]
+                known = [(below, above) for below, above in seeds if below is not None and above is not None]
+                low = fmean(below for below, _ in known) if known and len(known) == len(seeds) else None
+                high = fmean(above for _, above in known) if known and len(known) == len(seeds) else None
             cells.append(score_text(arm.metrics[key], low, high, marks=marks))
         rows.append((arm.arm, cells))
     return ScoreTable(keys=keys, rows=rows if keys else [])

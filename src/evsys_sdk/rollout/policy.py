@@ -190,7 +190,7 @@ class Policy:
 
     async def complete(self, messages: Messages, **changes: object) -> Turn:
         """What the model says next in this chat; `changes` are sampling params, such as `max_tokens=32`."""
-        return await self.complete_tokens(self.renderer.prompt(messages), **changes)
+        return await self.complete_tokens(self.renderer.prompt(messages), **changes)  # type: ignore[arg-type]
 
     async def complete_tokens(self, prompt: list[int], *, observation: str | None = None, **changes: object) -> Turn:
         """What the model writes after exactly these tokens. `observation`: the text of what is new in them; without it,
