@@ -27,7 +27,7 @@ from django.http.request import split_domain_port, validate_host
 
 from evsys_dashboard import ingest
 from evsys_dashboard.auth import Refusal, check_key, note_use
-from evsys_dashboard.models import GenerationRow, PredictionRow
+from evsys_dashboard.models import ApiKey, GenerationRow, PredictionRow
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.dashboard.wire import API_PREFIX, PROJECT_HEADER
@@ -68,6 +68,8 @@ class CheckedBatch:
     request: HotRequest
     steps: ingest.StepBatch | None
     predictions: list[PredictionRow]
+    may_replace: bool = True
+    """Whether its rollouts may take the place of stored ones; an agent's may not, it would grade itself."""
 
 
 class Writer:
@@ -111,7 +113,10 @@ class Writer:
         try:
             with ingest.writing():
                 ingest.save_steps([batch.steps for batch in checked if batch.steps is not None])
-                ingest.save_predictions(row for batch in checked for row in batch.predictions)
+                ingest.save_predictions(
+                    [row for batch in checked if batch.may_replace for row in batch.predictions],
+                    added=[row for batch in checked if not batch.may_replace for row in batch.predictions],
+                )
         except DataError as exc:
             if len(checked) > 1:  # one of them has what no database can store: each by itself, then
                 for batch in checked:
@@ -138,7 +143,8 @@ class Writer:
             body = ingest.parse_body(request.data, request.encoding)
             if request.kind == "step":
                 return CheckedBatch(request, ingest.read_steps(request.run, body), [])
-            return CheckedBatch(request, None, ingest.read_predictions(key.project, request.run, body))
+            rollouts = ingest.read_predictions(key.project, request.run, body)
+            return CheckedBatch(request, None, rollouts, may_replace=key.scope != ApiKey.Scope.AGENT)
         except Refusal as exc:
             _fail(request, exc)
             return None

@@ -22,7 +22,7 @@ from django.contrib.auth import authenticate, get_user_model, login, logout
 from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, transaction
+from django.db import Error, IntegrityError, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.middleware.csrf import CsrfViewMiddleware
@@ -34,6 +34,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from evsys_dashboard.models import ApiKey, LoginLink, Membership, Project
+from evsys_sdk.logs import get_logger
 from evsys_sdk.record.dashboard.wire import PROJECT_HEADER
 
 Right = Literal["read", "write"]
@@ -166,6 +167,9 @@ def api(view: View) -> View:
             return refuse(exc.status, exc.reason)
         except Http404 as exc:
             return refuse(404, str(exc) or "not found")
+        except Error as exc:  # a full disk, a database that is away: clients keep what they have and come again
+            get_logger(__name__).error("%s %s: %s", request.method, request.path, exc)
+            return refuse(503, f"the database cannot be used: {exc}")
 
     return answer
 

@@ -26,7 +26,24 @@ MOST_LINES = 300
 """Arms in the parallel coordinates; the newest."""
 MOST_AXES = 6
 HOUR, DAY = 3600.0, 86400.0
-TIME_STEPS = (HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY, 365 * DAY)
+MINUTE = 60.0
+TIME_STEPS = (
+    MINUTE,
+    5 * MINUTE,
+    15 * MINUTE,
+    30 * MINUTE,
+    HOUR,
+    3 * HOUR,
+    6 * HOUR,
+    12 * HOUR,
+    DAY,
+    2 * DAY,
+    7 * DAY,
+    14 * DAY,
+    30 * DAY,
+    90 * DAY,
+    365 * DAY,
+)
 FATE_CLASS = {"kept": "kept", "discarded": "discarded", "undecided": "unclear"}
 
 
@@ -52,13 +69,18 @@ def _time_axis(across: Scale, y: float) -> SafeString:
         text = datetime.fromtimestamp(across.low, UTC).strftime("%Y-%m-%d %H:%M")
         return element("text", text, x=across(across.low), y=y + 18, text_anchor="middle")
     step = next((size for size in TIME_STEPS if width / size <= 7), max(365 * DAY, width / 7))
-    pattern = "%Y-%m-%d" if step >= DAY else "%m-%d %H:%M"
-    parts, at = [], math.ceil(across.low / step) * step
-    while at <= across.high:
+    first = math.ceil(across.low / step)
+    marks = [number * step for number in range(first, math.floor(across.high / step) + 1)]
+    pattern = "%Y-%m-%d" if step >= DAY else "%Y-%m-%d %H:%M"
+    if len(marks) < 2:  # experiments that ended within a minute or two: the time of the first and of the last
+        marks, pattern = [across.low, across.high], "%Y-%m-%d %H:%M:%S"
+    parts = []
+    for at in marks:
         text = datetime.fromtimestamp(at, UTC).strftime(pattern)
+        # A label at an end must not stand out of the picture.
+        anchor = "start" if at == across.low else "end" if at == across.high else "middle"
         parts.append(element("line", x1=across(at), x2=across(at), y1=y, y2=y + 4, class_="axis"))
-        parts.append(element("text", text, x=across(at), y=y + 18, text_anchor="middle"))
-        at += step
+        parts.append(element("text", text, x=across(at), y=y + 18, text_anchor=anchor))
     return join(parts)
 
 

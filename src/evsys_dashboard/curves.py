@@ -86,8 +86,11 @@ def scores_of_runs(runs: Collection[str]) -> dict[str, RunScores]:
     return found
 
 
-def series_of(runs: Sequence[GenerationRow], metrics: Iterable[str], steps: StepRange) -> list[dict[str, Any]]:
-    """A series per run and metric, in columns; `low` and `high` where the values have intervals."""
+def series_of(
+    runs: Sequence[GenerationRow], metrics: Iterable[str], steps: StepRange
+) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
+    """A series per run and metric, in columns, with `low` and `high` where the values have intervals; and how many more
+    there are than one answer takes."""
     wanted = list(dict.fromkeys(metrics))
     ids = [run.pk for run in runs]
     scores = scores_of_runs(ids)
@@ -96,10 +99,14 @@ def series_of(runs: Sequence[GenerationRow], metrics: Iterable[str], steps: Step
         for key in MetricKey.objects.filter(generation_id__in=ids, name__in=wanted, n__gt=0)
     }
     found: list[dict[str, Any]] = []
+    left_out = 0
     for metric in wanted:
         for run in runs:
             head = {"run": run.pk, "name": run.name, "arm": run.arm or run.name, "seed": run.seed, "metric": metric}
             line = scores[run.pk].by_key.get(metric) if run.pk in scores else None
+            if len(found) >= MOST_SERIES:
+                left_out += line is not None or (run.pk, metric) in keys
+                continue
             if line is not None:
                 inside = [one for one in line if steps.holds(one.step)]
                 columns: dict[str, Any] = {
@@ -114,6 +121,4 @@ def series_of(runs: Sequence[GenerationRow], metrics: Iterable[str], steps: Step
             else:
                 continue
             found.append(head | columns)
-            if len(found) >= MOST_SERIES:
-                return found
-    return found
+    return found, left_out

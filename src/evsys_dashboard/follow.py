@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from evsys_sdk.record.journal import EXPERIMENT, number_in, read_eval
 from evsys_sdk.record.layout import is_held, records_in, stem_of
 from evsys_sdk.record.lines import last_lines
 from evsys_sdk.record.models import ExperimentRecord, RecordedRun, RunRecord
-from evsys_sdk.record.processes import log_of
+from evsys_sdk.record.processes import log_of, read_launch, resume_command
 from evsys_sdk.record.rollouts import StoredJournal, evals_in_logs
 
 POLL_SECONDS = 1.0
@@ -601,3 +602,9 @@ def load_figures(experiment: ExperimentRow) -> None:
                 experiment.project, experiment.pk, {"figures": found, "ts": time.time()}, create=False
             )
         experiment.figures = found
+
+
+def find_resume_command(row: ExperimentRow) -> str:
+    """The command that resumes an experiment of a followed folder; empty where its launch left none."""
+    launch = read_launch(Path(row.source)) if row.source else None
+    return f"cd {shlex.quote(launch.cwd)} && {resume_command(launch.command)}" if launch and launch.command else ""

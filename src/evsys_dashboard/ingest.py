@@ -275,7 +275,7 @@ def apply_fields(row: Any, fields: ReadFields, *, extra_column: str) -> set[str]
 def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any], *, create: bool) -> ExperimentRow:
     """Create an experiment or set fields of one."""
     fields = read_fields(body, EXPERIMENT)
-    row = _find(ExperimentRow, project, experiment_id)
+    row = _find(ExperimentRow, project, experiment_id, create=create)
     is_new = row is None
     if row is None:
         if not create:
@@ -294,7 +294,7 @@ def save_generation(project: Project, generation_id: str, body: Mapping[str, Any
     """Create a run or set fields of one."""
     checkpoint = body.get("last_checkpoint")
     fields = read_fields({key: value for key, value in body.items() if key != "last_checkpoint"}, GENERATION)
-    row = _find(GenerationRow, project, generation_id)
+    row = _find(GenerationRow, project, generation_id, create=create)
     is_new = row is None
     if row is None:
         if not create:
@@ -316,12 +316,15 @@ def save_generation(project: Project, generation_id: str, body: Mapping[str, Any
     return row
 
 
-def _find[T: models.Model](kind: type[T], project: Project, identifier: str) -> T | None:
-    """The row of this project; a Refusal where the id belongs to another project."""
+def _find[T: models.Model](kind: type[T], project: Project, identifier: str, *, create: bool = True) -> T | None:
+    """The row of this project. An id of another project is a Refusal where a row is to be made, since ids are shared by
+    all projects; to a change it is as unknown as any other, so that it does not tell that it exists."""
     row: Any = kind._default_manager.select_for_update(of=("self",)).filter(pk=identifier).first()
-    if row is not None and row.project_id != project.pk:
+    if row is None or row.project_id == project.pk:
+        return row
+    if create:
         raise Refusal(409, f"the id {identifier!r} is taken; make a new one")
-    return row
+    return None
 
 
 def _experiment_for(project: Project, experiment_id: str, ts: float) -> ExperimentRow:
@@ -541,16 +544,21 @@ def read_predictions(project: Project, generation_id: str, body: Mapping[str, An
     return list(found.values())
 
 
-def save_predictions(rows: Iterable[PredictionRow]) -> None:
-    """Write rollouts, the newest of each id."""
-    wanted = {row.pk: row for row in rows}
+def save_predictions(rows: Iterable[PredictionRow], *, added: Iterable[PredictionRow] = ()) -> None:
+    """Write rollouts, the newest of each id. `added`: those of keys that may add rollouts and change none."""
+    new_only = {row.pk: row for row in added}
+    wanted = new_only | {row.pk: row for row in rows}
     times: dict[str, tuple[str, float]] = {}
     ids = list(wanted)
     for start in range(0, len(ids), 500):
         known = PredictionRow.objects.filter(pk__in=ids[start : start + 500]).values_list("pk", "project_id", "created")
         times |= {pk: (owner, created) for pk, owner, created in known}
     # A replay finds every row there, and writes nothing.
-    newer = [row for pk, row in wanted.items() if pk not in times or _is_newer(row, *times[pk])]
+    newer = [
+        row
+        for pk, row in wanted.items()
+        if pk not in times or (row is not new_only.get(pk) and _is_newer(row, *times[pk]))
+    ]
     columns = ["eval_id", "task_id", "reward", "status", "completion", "body", "created", "generation_id"]
     updates = [name.removesuffix("_id") if name in ("eval_id", "generation_id") else name for name in columns]
     if not newer:

@@ -118,7 +118,7 @@ class ExperimentRow(models.Model):
     cost_usd = models.FloatField(null=True)
     seconds = models.FloatField(null=True)
     spark = models.JSONField(default=list)
-    """At most 24 numbers for the small line in lists: the success metric over steps, else the loss."""
+    """The small line in lists, {of, values}: at most 24 numbers of the success metric over steps, else of the loss."""
     model = models.CharField(max_length=300, blank=True, default="")
     backend = models.CharField(max_length=100, blank=True, default="")
     algorithm = models.CharField(max_length=100, blank=True, default="")

@@ -55,14 +55,17 @@ class RolloutFilter:
 
     def url(self, **changed: str) -> str:
         """`?run=...&passed=0`: this filter with some fields changed; other names are added."""
-        return "?" + urlencode({name: text for name, text in (asdict(self) | changed).items() if text})
+        given = {name: text for name, text in (asdict(self) | changed).items() if text}
+        return "?" + urlencode(given, errors="replace")  # a value of metadata may hold half a surrogate pair
 
 
 def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[PredictionRow]:
     """The rollouts of a project that the filter means, by task and in the order in which they came."""
     found = PredictionRow.objects.filter(project=project)
-    exact = {"generation_id": wanted.run, "eval_id": wanted.eval, "status": wanted.status, "task_id": wanted.task}
+    exact = {"generation_id": wanted.run, "eval_id": wanted.eval, "task_id": wanted.task}
     found = found.filter(**{name: text for name, text in exact.items() if text})
+    if wanted.status:  # a client that names none means ok
+        found = found.filter(status__in=("ok", "") if wanted.status == "ok" else (wanted.status,))
     is_pass = Q(reward__gte=PASSES) & Q(status__in=("ok", ""))
     if wanted.passed == PASSED:
         found = found.filter(is_pass)
@@ -70,8 +73,12 @@ def select_rollouts(project: Project, wanted: RolloutFilter) -> QuerySet[Predict
         found = found.exclude(is_pass)  # Django's `exclude` keeps rows whose reward is NULL
     if wanted.key:
         name, colon, value = wanted.key.partition(":")
-        found = found.annotate(of_key=Cast(KeyTextTransform(name, KeyTransform("metadata", "body")), TextField()))
-        found = found.filter(of_key=value) if colon else found.filter(of_key__isnull=False)
+        # What the rollout says of itself, and what its task says: scores are broken down by the latter.
+        of_rollout = KeyTextTransform(name, KeyTransform("metadata", "body"))
+        of_task = KeyTextTransform(name, KeyTransform("metadata", KeyTransform("question", "body")))
+        found = found.annotate(of_rollout=Cast(of_rollout, TextField()), of_task=Cast(of_task, TextField()))
+        is_any = Q(of_rollout__isnull=False) | Q(of_task__isnull=False)
+        found = found.filter(Q(of_rollout=value) | Q(of_task=value) if colon else is_any)
     if wanted.q:
         # In the body a text stands as JSON writes it.
         quoted = json.dumps(wanted.q)[1:-1]
@@ -178,6 +185,7 @@ def read_transcript(row: PredictionRow) -> Transcript:
     written = sum(counts) if counts else _whole(metadata.get("n_output_tokens"))
     for shown_elsewhere in ("prompt", "target"):
         metadata.pop(shown_elsewhere, None)
+    metadata = dict(_mapping(question.get("metadata"))) | metadata
     return Transcript(
         id=row.pk,
         task_id=row.task_id,

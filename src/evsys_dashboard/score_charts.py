@@ -1,40 +1,20 @@
-"""Server-side SVG of the experiment and run pages: arms with their intervals, and scores over steps.
+"""Server-side SVG of the run page: scores over steps.
 
-In: rows and points as plain numbers with their labels. Out: one `<svg>` as safe text; each label in it is escaped here.
-Colours are classes of the style sheet, so that a page decides about light and dark.
+In: points as plain numbers. Out: one `<svg>` as safe text; each label in it is escaped here. Colours are classes of the
+style sheet, so that a page decides about light and dark. The plot of arms is that of `evsys_sdk.report.svg`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
 from evsys_sdk.format import shown, span, visible
-from evsys_sdk.report.svg import Axis, shorten_label, ticks
-
-WIDTH, LABEL_WIDTH, TEXT_WIDTH, ROW_HEIGHT, TOP = 900, 200, 190, 34, 12
-LONGEST_LABEL = 26
-MOST_ROWS = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForestRow:
-    """One line of the plot: an arm, or the untrained model."""
-
-    label: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    seeds: Sequence[float] = field(default_factory=list)
-    """The score of each seed, drawn as a dot where there are several."""
-    mark: str = ""
-    """`baseline`, `best`, `untrained`: a word behind the name and a class."""
-    verdict: str = ""
-    """better, worse, equivalent or undecided: the class of the row."""
+from evsys_sdk.report.svg import Axis, ticks
 
 
 def axis_range(values: Iterable[float], *, is_share: bool) -> tuple[float, float]:
@@ -44,53 +24,6 @@ def axis_range(values: Iterable[float], *, is_share: bool) -> tuple[float, float
     margin = 0.06 * (high - low) or max(0.05, 0.1 * abs(high))
     low, high = low - margin, high + margin
     return (max(0.0, low), min(1.0, high)) if is_share and high > 0 and low < 1 else (low, high)
-
-
-def forest_plot(rows: Sequence[ForestRow], *, title: str, is_share: bool = False) -> SafeString:
-    """Arms from top to bottom: the mean as a square, its 95 % interval as a line, seeds as dots, and the numbers on the
-    right; a vertical line stands at the untrained model, another at the baseline."""
-    rows = rows[:MOST_ROWS]
-    values = [v for row in rows for v in (row.value, row.low, row.high, *row.seeds) if v is not None]
-    low, high = axis_range(values, is_share=is_share)
-    left, right = LABEL_WIDTH, WIDTH - TEXT_WIDTH
-    bottom = TOP + ROW_HEIGHT * len(rows)
-
-    def x(value: float) -> str:
-        share = (value - low) / (high - low) if high > low else 0.5
-        return f"{left + min(1.0, max(0.0, share)) * (right - left):.1f}"
-
-    parts = []
-    for tick in ticks(Axis(low, high, 0, 1)):
-        parts.append(f'<line class="grid" x1="{x(tick)}" x2="{x(tick)}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<text x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{shown_tick(tick)}</text>')
-    for row in rows:
-        if row.mark in ("baseline", "untrained"):
-            parts.append(
-                f'<line class="ref is-{row.mark}" x1="{x(row.value)}" x2="{x(row.value)}" y1="{TOP}" y2="{bottom}"/>'
-            )
-    for index, row in enumerate(rows):
-        y = TOP + ROW_HEIGHT * index + ROW_HEIGHT / 2
-        word = f' <tspan class="mark">{escape(row.mark)}</tspan>' if row.mark and row.mark != row.label else ""
-        name = (
-            f'<text class="name" x="0" y="{y + 4:.0f}">{escape(shorten_label(row.label, LONGEST_LABEL))}{word}</text>'
-        )
-        told = escape(f"{shown(row.value)}{span(row.low, row.high)}")
-        text = f'<text class="told" x="{WIDTH}" y="{y + 4:.0f}" text-anchor="end">{told}</text>'
-        marks = []
-        if row.low is not None and row.high is not None:
-            marks.append(f'<line class="interval" x1="{x(row.low)}" x2="{x(row.high)}" y1="{y}" y2="{y}"/>')
-            for end in (row.low, row.high):
-                marks.append(f'<line class="interval" x1="{x(end)}" x2="{x(end)}" y1="{y - 4}" y2="{y + 4}"/>')
-        if len(row.seeds) > 1:
-            for place, seed in enumerate(row.seeds):
-                height = y + 10 - 3 * list(row.seeds[:place]).count(seed)  # equals in a pile
-                marks.append(f'<circle class="seed" cx="{x(seed)}" cy="{height:.1f}" r="2.5"/>')
-        marks.append(f'<rect class="mean" x="{float(x(row.value)) - 4.5:.1f}" y="{y - 4.5}" width="9" height="9"/>')
-        css = " ".join(["row", *([row.verdict] if row.verdict else []), *([f"is-{row.mark}"] if row.mark else [])])
-        hover = f"<title>{escape(visible(row.label))}: {told}</title>"
-        parts.append(f'<g class="{escape(css)}">{hover}{name}{"".join(marks)}{text}</g>')
-    parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-    return _svg("".join(parts), WIDTH, bottom + 24, "chart forest", title)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +54,7 @@ def score_plot(points: Sequence[ScorePoint], *, title: str, is_share: bool = Fal
     parts = []
     for tick in ticks(Axis(low, high, 0, 1), 4):
         parts.append(f'<line class="grid" x1="{left}" x2="{width}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{shown_tick(tick)}</text>')
+        parts.append(f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.6g}</text>')
     for tick in ticks(Axis(begin, end, 0, 1), 5):
         if tick == int(tick) and tick >= 0:
             parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{int(tick):,}</text>')
@@ -136,15 +69,6 @@ def score_plot(points: Sequence[ScorePoint], *, title: str, is_share: bool = Fal
         dot = f'<circle class="dot" cx="{x(point.step):.1f}" cy="{y(point.value):.1f}" r="3.5"/>'
         parts.append(f'<g class="point"><title>{told}</title>{whisker}{dot}</g>')
     parts.append(f'<line class="axis" x1="{left}" x2="{width}" y1="{bottom}" y2="{bottom}"/>')
-    return _svg("".join(parts), width, height, "chart scores", title)
-
-
-def shown_tick(value: float) -> str:
-    return f"{value:.6g}"
-
-
-def _svg(inner: str, width: int, height: float, css: str, title: str) -> SafeString:
-    # Safe: every text in `inner` went through `escape` above.
-    label = escape(visible(title))
-    head = f'<svg class="{css}" viewBox="0 0 {width} {height:.0f}" role="img" aria-label="{label}">'
-    return mark_safe(f"{head}{inner}</svg>")
+    head = f'<svg class="chart scores" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(visible(title))}">'
+    # Safe: every text in `parts` went through `escape` above.
+    return mark_safe(f"{head}{''.join(parts)}</svg>")

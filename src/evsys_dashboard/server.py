@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
@@ -50,16 +49,6 @@ def load_secret(database: Path) -> str:
         handle.flush()
         os.fsync(descriptor)
     return text
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def names_of(host: str, public_url: str = "") -> tuple[str, ...]:

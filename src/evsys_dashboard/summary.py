@@ -102,14 +102,24 @@ def _metric_of(config: dict[str, Any]) -> str:
     return str((success.get("name") if isinstance(success, dict) else success) or "")
 
 
-def _spark(row: ExperimentRow, record: ExperimentRecord, digest: Digest, top: ArmDigest | None) -> list[float]:
+def trend_values(spark: object) -> list[Any]:
+    """The numbers of an experiment's small line."""
+    found = spark.get("values") if isinstance(spark, dict) else spark  # a list: a row of an earlier version
+    return found if isinstance(found, list) else []
+
+
+def _trend(of: str, values: list[float]) -> dict[str, Any]:
+    return {"of": of[:200], "values": values}
+
+
+def _spark(row: ExperimentRow, record: ExperimentRecord, digest: Digest, top: ArmDigest | None) -> dict[str, Any]:
     """The success metric of the best arm over the steps at which it was scored; where it was scored once, its loss."""
     arm = top or next(iter(digest.arms), None)
     if arm is None:
-        return []
+        return {}
     runs = next((runs for found, runs in record.runs_of() if found.arm == arm.arm), [])
     scores = _means(_scores_by_step(runs, set(digest.measured)))
-    return scores if len(scores) > 1 else _loss_spark(row, arm.arm)
+    return _trend(digest.metric or "score", scores) if len(scores) > 1 else _loss_spark(row, arm.arm)
 
 
 def _scores_by_step(runs: Iterable[RecordedRun], keys: set[str]) -> Iterable[tuple[int, float]]:
@@ -136,7 +146,7 @@ def thin(values: list[float]) -> list[float]:
     return [values[round(place * last / (SPARK_POINTS - 1))] for place in range(SPARK_POINTS)]
 
 
-def _live_spark(row: ExperimentRow) -> list[float]:
+def _live_spark(row: ExperimentRow) -> dict[str, Any]:
     """Of an experiment without a record: what its evaluations say so far, else its loss."""
     evals = list(
         EvalRow.objects.filter(generation__experiment=row, step__isnull=False).only("split", "name", "metrics", "step")
@@ -154,13 +164,13 @@ def _live_spark(row: ExperimentRow) -> list[float]:
         if isinstance(value, int | float) and score_key(one.split, one.name, metric) in wanted
     ]
     scores = _means(found)
-    return scores if len(scores) > 1 else _loss_spark(row, None)
+    return _trend(metric or ", ".join(sorted(wanted)), scores) if len(scores) > 1 else _loss_spark(row, None)
 
 
-def _loss_spark(row: ExperimentRow, arm: str | None) -> list[float]:
+def _loss_spark(row: ExperimentRow, arm: str | None) -> dict[str, Any]:
     keys = MetricKey.objects.filter(generation__experiment=row, name="loss", n__gt=1)
     key = (keys.filter(generation__arm=arm) if arm else keys).order_by("generation__created").first()
     if key is None:
-        return []
+        return {}
     found = curve(key.pk, width=SPARK_POINTS * 4)
-    return thin([value for value in found.value if abs(value) < float("inf")])
+    return _trend("loss", thin([value for value in found.value if abs(value) < float("inf")]))

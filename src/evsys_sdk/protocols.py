@@ -163,6 +163,9 @@ class Turn:
     completion_tokens: list[int]
     logprobs: list[float]
     text: str
+    observation: str = ""
+    """What the model was shown since its turn before, for people to read: results of its tools, or the user's next
+    message. Empty for the first turn, whose prompt is the task's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -307,9 +307,11 @@ def _blank(value: object) -> object:
 
 
 def redact_rollout(data: dict[str, object]) -> dict[str, object]:
-    """A rollout as plain data whose error and metadata, which servers and verifiers wrote, are redacted; what the model
-    wrote and its token ids stay as they are."""
-    error, metadata = data.get("error"), data.get("metadata")
+    """A rollout as plain data whose error, metadata and observations, which servers, verifiers and tools wrote, are
+    redacted; what the model wrote and its token ids stay as they are."""
+    error, metadata, turns = data.get("error"), data.get("metadata"), data.get("turns")
+    if isinstance(turns, list) and any(turn.get("observation") for turn in turns):
+        data = data | {"turns": [turn | {"observation": redact(turn.get("observation") or "")} for turn in turns]}
     return data | {"error": redact(error) if isinstance(error, str) else error, "metadata": redact_data(metadata)}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # `servers`; tests are imported by path, not as a package
 
-from servers import ServerProcess, find_postgresql, postgresql_server
+from servers import PostgresqlProcess, ServerProcess, find_postgresql
 
 pytest.importorskip("django", reason="the dashboard needs the extra `dashboard`")
 
@@ -110,15 +110,23 @@ def fill(django_ready: None) -> Any:
 
 
 @pytest.fixture(scope="session")
-def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server of this session."""
+def needs_postgresql() -> None:
+    """Skips where there is no PostgreSQL."""
     pytest.importorskip("psycopg", reason="PostgreSQL needs psycopg")
     if find_postgresql() is None:
         pytest.skip("PostgreSQL is not installed here (no initdb)")
     if os.geteuid() == 0 and shutil.which("runuser") is None:
         pytest.skip("PostgreSQL does not run as root, and there is no runuser")
-    with postgresql_server(tmp_path_factory.mktemp("postgresql")) as url:
-        yield url
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(needs_postgresql: None) -> Iterator[str]:
+    """A PostgreSQL server of this session."""
+    server = PostgresqlProcess()
+    try:
+        yield server.start().url
+    finally:
+        server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

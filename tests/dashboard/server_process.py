@@ -25,7 +25,7 @@ def main(text: str) -> None:
             is_local=given.get("local", True),
         )
     )
-    from evsys_dashboard.auth import make_key
+    from evsys_dashboard.auth import local_user, make_key, make_login_link
     from evsys_dashboard.models import Project
 
     keys = given.get("keys")
@@ -34,7 +34,8 @@ def main(text: str) -> None:
         for name in given.get("projects", ["p1"]):
             project = Project.objects.create(pk=name, name=name, created=time.time())
             keys[name] = make_key(project, "test", "write")[1]
-    ready = json.dumps({"port": sock.getsockname()[1], "keys": keys})
+    link = make_login_link(local_user()) if given.get("local", True) else ""
+    ready = json.dumps({"port": sock.getsockname()[1], "keys": keys, "link": link})
     serve(sock, on_ready=lambda: print(ready, flush=True))
 
 

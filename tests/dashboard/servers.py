@@ -10,9 +10,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class ServerProcess:
     keys: dict[str, str] | None = None
     port: int = 0
     process: subprocess.Popen[str] | None = None
+    link: str = ""
+    """Lets one browser in, once."""
 
     @property
     def url(self) -> str:
@@ -54,7 +56,7 @@ class ServerProcess:
         line = self.process.stdout.readline()  # ends too when the process dies
         assert line, "the server did not start; its stderr says why"
         said = json.loads(line)
-        self.port, self.keys = said["port"], said["keys"]
+        self.port, self.keys, self.link = said["port"], said["keys"], said["link"]
         return self
 
     def signal(self, number: int) -> None:
@@ -101,6 +103,17 @@ class ServerProcess:
         with closing(psycopg.connect(self.database_url)) as db:
             return db.execute(query).fetchall()
 
+    def write(self, statement: str) -> None:
+        """Change the database behind the server's back."""
+        if self.database_url.startswith("sqlite"):
+            with closing(sqlite3.connect(self.database_url.removeprefix("sqlite://"), timeout=WAIT_SECONDS)) as db, db:
+                db.execute(statement)
+            return
+        import psycopg
+
+        with psycopg.connect(self.database_url) as db:
+            db.execute(statement)
+
     def make_run(self, generation_id: str = "g1") -> None:
         """An experiment `e1` with a run to send steps to."""
         now = time.time()
@@ -136,48 +149,76 @@ def _answers(server: subprocess.Popen[bytes], url: str) -> bool:
     return False
 
 
-@contextmanager
-def postgresql_server(folder: Path) -> Iterator[str]:
-    """A PostgreSQL server with fsync on, on a free port; yields a URL without the database's name."""
-    binaries = find_postgresql()
-    assert binaries is not None
-    # PostgreSQL refuses to run as root, so it runs as its own user, in a folder of that user.
-    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    if as_user:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.chown(folder, "postgres", "postgres")
-        for parent in folder.parents:
-            if parent.stat().st_uid == 0 and len(parent.parts) > 2:  # pytest's own folders are closed to others
-                parent.chmod(parent.stat().st_mode | 0o011)
-    data = folder / "data"
-    user = "postgres" if as_user else os.environ.get("USER", "postgres")
-    subprocess.run(
-        [*as_user, str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", user, "-E", "UTF8", "--locale=C"],
-        check=True, stdout=subprocess.DEVNULL, cwd="/",
-    )  # fmt: skip
-    log = open(folder / "log", "w")  # noqa: SIM115  (it lives as long as the server)
-    server, url = None, ""
-    try:
-        # Between the moment a port is found free and the one it is bound, another process may take it.
-        for _ in range(PORTS_TRIED):
+@dataclass
+class PostgresqlProcess:
+    """A PostgreSQL server with fsync on, on a free port, that can be killed and started again on its data."""
+
+    password: str = ""
+    """Of its superuser; with one, every connection needs a password (scram-sha-256)."""
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        binaries = find_postgresql()
+        assert binaries is not None
+        # Not in pytest's folder: each pytest that starts closes that of all sessions to other users.
+        self.folder = Path(tempfile.mkdtemp(prefix="evsys-postgresql-"))
+        self.binaries, self.data = binaries, self.folder / "data"
+        # PostgreSQL refuses to run as root, so it runs as its own user, in a folder of that user.
+        self.as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        self.user = "postgres" if self.as_user else os.environ.get("USER", "postgres")
+        if self.as_user:
+            shutil.chown(self.folder, "postgres", "postgres")
+        secret = self.folder / "password"
+        secret.write_text(self.password)
+        if self.as_user:
+            shutil.chown(secret, "postgres", "postgres")
+        how = ["-A", "scram-sha-256", f"--pwfile={secret}"] if self.password else ["-A", "trust"]
+        make = [str(self.binaries / "initdb"), "-D", str(self.data), *how, "-U", self.user, "-E", "UTF8", "--locale=C"]
+        subprocess.run([*self.as_user, *make], check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+    @property
+    def url(self) -> str:
+        """Without the database's name."""
+        return self.url_of(self.user, self.password)
+
+    def url_of(self, user: str, password: str = "") -> str:
+        return f"postgresql://{user}{':' + password if password else ''}@127.0.0.1:{self.port}"
+
+    def start(self) -> PostgresqlProcess:
+        # Between the moment a port is found free and the one it is bound, another process may take it. After a kill the
+        # port is the one that the dashboard knows.
+        known, until = self.port, time.monotonic() + WAIT_SECONDS
+        for _ in range(PORTS_TRIED) if not known else iter(lambda: time.monotonic() > until, True):
             with closing(socket.socket()) as probe:
                 probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            options = [f"port={port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={folder}", "fsync=on"]
-            settings = [word for option in options for word in ("-c", option)]
-            server = subprocess.Popen(
-                [*as_user, str(binaries / "postgres"), "-D", str(data), *settings], stdout=log, stderr=log, cwd="/"
-            )
-            url = f"postgresql://{user}@127.0.0.1:{port}"
-            if _answers(server, f"{url}/postgres"):
-                break
-        else:
-            raise AssertionError(f"PostgreSQL does not start: {(folder / 'log').read_text()[-2000:]}")
-        yield url
-    finally:
-        # The process we started may be `runuser`; the server's own number is in its file, and SIGINT ends it at once.
+                self.port = known or probe.getsockname()[1]
+            options = [f"port={self.port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}"]
+            settings = [word for option in [*options, "fsync=on"] for word in ("-c", option)]
+            with open(self.folder / "log", "a") as log:
+                self.process = subprocess.Popen(
+                    [*self.as_user, str(self.binaries / "postgres"), "-D", str(self.data), *settings],
+                    stdout=log, stderr=log, cwd="/",
+                )  # fmt: skip
+            if _answers(self.process, f"{self.url}/postgres"):
+                return self
+            time.sleep(0.1)  # children of one that was killed hold its memory until they have ended
+        raise AssertionError(f"PostgreSQL does not start: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def _signal(self, number: int) -> None:
+        # The process we started may be `runuser`; the server's own number is in its file.
         with suppress(OSError, ValueError):
-            os.kill(int((data / "postmaster.pid").read_text().split()[0]), signal.SIGINT)
-        if server is not None:
-            server.wait(WAIT_SECONDS)
-        log.close()
+            os.kill(int((self.data / "postmaster.pid").read_text().split()[0]), number)
+
+    def kill(self) -> None:
+        """SIGKILL, in the middle of whatever it does. Its children see that and end by themselves."""
+        self._signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait(WAIT_SECONDS)
+
+    def stop(self) -> None:
+        """End it, and take its data away."""
+        self._signal(signal.SIGINT)  # ends it at once, whoever is connected
+        if self.process is not None:
+            self.process.wait(WAIT_SECONDS)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 from servers import WAIT_SECONDS
 from test_follow import run_small
@@ -102,10 +103,35 @@ def test_without_the_extra_it_says_how_to_install_it(tmp_path):
     assert "pip install 'evsys-sdk[dashboard]'" in ended.stderr
 
 
-def test_a_teams_server_begins_with_its_first_owner(tmp_path):
+def test_a_database_url_without_a_host_is_named_and_not_used(tmp_path):
+    (tmp_path / ".evsys").mkdir()
+    elsewhere = tmp_path / "team.sqlite"
+    environ = {**os.environ, "EVSYS_DATABASE_URL": f"sqlite://{elsewhere}"}
+    process = subprocess.Popen(
+        [*EVSYS, "dashboard", "--json", "--no-browser"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=environ,
+    )  # fmt: skip
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=WAIT_SECONDS)
+    assert "link" in json.loads(said)
+    assert "EVSYS_DATABASE_URL is for the server of a team (--host)" in told
+    assert not elsewhere.exists() and (tmp_path / ".evsys" / "dashboard.sqlite").exists()
+
+
+def test_a_folder_is_not_shown_by_a_teams_server(tmp_path):
+    words = [*EVSYS, "dashboard", "--host", "127.0.0.1", "--dir", "."]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert ended.returncode == 1 and "use one of them" in ended.stderr
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1"])
+def test_a_teams_server_begins_with_its_first_owner(tmp_path, address):
     (tmp_path / ".evsys").mkdir()
     host = "127.0.0.1"
-    with running(tmp_path, "--host", "0.0.0.0", "--port", "0") as (_, said):
+    with running(tmp_path, "--host", address, "--port", "0") as (_, said):
+        assert "link" not in said  # nobody is let in without a password
         port = said["url"].rpartition(":")[2]
         url = f"http://{host}:{port}"
         setup = url + "/login/" + said["setup"].rpartition("/")[2]
@@ -116,7 +142,7 @@ def test_a_teams_server_begins_with_its_first_owner(tmp_path):
         assert token
         form = {"username": "ada", "password": "a long password", "csrfmiddlewaretoken": token[1]}
         assert owner.post(f"{url}/welcome", form, timeout=WAIT_SECONDS, allow_redirects=False).status_code == 302
-    with running(tmp_path, "--host", "0.0.0.0", "--port", "0") as (_, said):
+    with running(tmp_path, "--host", address, "--port", "0") as (_, said):
         assert "setup" not in said
         url = f"http://{host}:{said['url'].rpartition(':')[2]}"
         browser = requests.Session()

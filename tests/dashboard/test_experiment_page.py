@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import re
 import subprocess
 import sys
 from html import escape
@@ -84,7 +85,7 @@ def test_the_numbers_and_sentences_are_those_of_evsys_show(visitor, sweep, sweep
 def test_the_plot_marks_the_baseline_and_the_untrained_model_and_has_a_dot_per_seed(visitor, sweep):
     text = page_of(visitor, sweep["sweep"])
     classes = [attributes.get("class", "") for tag, attributes in Page(text).tags if tag == "g"]
-    assert [one.split()[-1] for one in classes] == ["is-best", "is-baseline", "is-untrained"]
+    assert classes == ["is-best", "is-baseline", "is-untrained"]
     assert sum(attributes.get("class") == "seed" for _, attributes in Page(text).tags) == 6
 
 
@@ -111,7 +112,7 @@ def test_the_settings_can_be_compared_with_any_other_experiment(visitor, sweep):
     ("status", "fields", "words", "command"),
     [
         ("running", {}, "Running: no run has begun yet.", "evsys status"),
-        ("interrupted", {}, "The same command resumes it.", "evsys show"),
+        ("interrupted", {}, "To resume, run the command that started it again", "evsys show"),
         ("failed", {}, "Every run failed.", "evsys show"),
         ("cancelled", {}, "Every run was cancelled.", "evsys show"),
         ("unreadable", {"problem": "line 3 is torn"}, "line 3 is torn", "evsys show"),
@@ -276,3 +277,57 @@ def test_a_stranger_is_sent_to_the_login_page(sweep):
     for url in ("experiments/" + sweep["sweep"].pk, "compare", "rollouts", "runs/x"):
         answer = Client().get(f"/p/{sweep['sweep'].project_id}/{url}")
         assert answer.status_code == 302 and answer["Location"].startswith("/login?next=")
+
+
+def test_every_score_of_a_trained_arm_has_its_interval(visitor, sweep):
+    from evsys_sdk.format import shown, span
+    from evsys_sdk.record.models import ExperimentRecord
+
+    scores = Page(page_of(visitor, sweep["sweep"])).text.partition("All scores")[2].partition("Means over")[0]
+    record = ExperimentRecord.model_validate(sweep["sweep"].record)
+    for arm, runs in record.runs_of():
+        judged = next(one for one in record.verdict.arms if one.arm == arm.arm)
+        assert span(judged.low, judged.high).strip() in scores, arm.arm  # the success metric
+        found = [run.last_score("test/held_out/pass@1") for run in runs]
+        mean = sum(one.value for one in found) / len(found)
+        low, high = sum(one.low for one in found) / len(found), sum(one.high for one in found) / len(found)
+        assert f"{shown(mean)}{span(low, high)}" in scores, arm.arm
+
+
+def test_the_reason_of_an_arm_without_a_score_stands_with_its_status(visitor, project):
+    from evsys_dashboard.models import ExperimentRow
+
+    record = {
+        "experiment": "half",
+        "config": {"metadata": {"success_metric": "pass@1"}},
+        "arms": [{"arm": "a", "statuses": ["failed"], "errors": ["CUDA out of memory"]}],
+        "runs": [{"run_id": "half/a", "status": "failed"}],
+    }
+    row = ExperimentRow.objects.create(
+        id=f"e-{project.pk}", project=project, name="half", status="failed", created=1.0, updated=1.0, record=record
+    )
+    cells = re.findall(r'<td[^>]*data-label="(status|score)">(.*?)</td>', page_of(visitor, row))
+    assert [(label, Page(cell).text.split()) for label, cell in cells] == [
+        ("status", ["failed", "CUDA", "out", "of", "memory"]),
+        ("score", ["-"]),
+    ]
+
+
+def test_an_interrupted_experiment_of_a_folder_names_the_command_that_resumes_it(visitor, project, tmp_path):
+    from evsys_dashboard.models import ExperimentRow
+    from evsys_sdk.record.processes import ExperimentProcess, write_launch
+
+    source = tmp_path / "my exp" / "experiment_result.json"
+    source.parent.mkdir()
+    command = ["evsys", "run", "lr sweep.yaml", "--fresh"]
+    write_launch(
+        ExperimentProcess(
+            experiment="my exp", pid=1, host="h", born=None, command=command, cwd="/work/here", config="lr sweep.yaml",
+            output_dir=str(tmp_path), record=str(source), log=None, started="2026-11-18T10:00:00+00:00",
+        )
+    )  # fmt: skip
+    row = ExperimentRow.objects.create(
+        id=f"e-{project.pk}", project=project, name="my exp", status="interrupted", created=1.0, updated=1.0,
+        source=str(source),
+    )  # fmt: skip
+    assert "cd /work/here && evsys run 'lr sweep.yaml'" in Page(page_of(visitor, row)).text

@@ -173,12 +173,31 @@ def test_a_row_says_verdict_score_interval_and_what_it_is_over(visitor, project,
         ("invalid", "supported", "invalid"),
         ("completed", "refuted", "refuted"),
         ("partial", "undecided", "undecided"),
-        ("completed", "", "completed"),
     ],
 )
 def test_the_badge_is_the_verdict_unless_the_status_says_more(visitor, project, rows, status, verdict, badge):
     rows.add_experiment(project, "a", status=status, verdict=verdict)
     assert f'<span class="badge {badge}">{badge}</span>' in show(visitor, project).content.decode()
+
+
+def test_a_completed_experiment_without_a_verdict_looks_like_no_win(visitor, project, rows):
+    rows.add_experiment(project, "a", status="completed", verdict="")
+    text = show(visitor, project).content.decode()
+    assert '<span class="muted">not judged</span><div class="muted small">completed</div>' in text
+    assert "badge completed" not in text
+
+
+def test_the_small_line_says_whether_it_is_a_score_or_the_loss(visitor, project, rows):
+    rows.add_experiment(project, "a", metric="val.pass@1", spark={"of": "loss", "values": [2.0, 1.0]})
+    rows.add_experiment(project, "b", metric="val.pass@1", spark={"of": "val.pass@1", "values": [0.1, 0.9]})
+    text = show(visitor, project).content.decode()
+    cells = re.findall(r'class="trend">.*?aria-label="([^"]*)".*?<bdi>(.*?)</bdi>', text)
+    assert cells == [("val.pass@1 0.100 to 0.900", "val.pass@1"), ("loss 2.000 to 1.000", "loss")]
+
+
+def test_the_reason_of_a_broken_record_is_in_its_row(visitor, project, rows):
+    rows.add_experiment(project, "a", status="unreadable", problem="line 3 of journal.jsonl is torn")
+    assert "<bdi>line 3 of journal.jsonl is torn</bdi>" in show(visitor, project).content.decode()
 
 
 def test_csv_and_json_have_the_filtered_list_in_its_order(visitor, project, rows):

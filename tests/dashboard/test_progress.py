@@ -202,6 +202,15 @@ def test_no_number_of_a_chart_lies_outside_of_it(visitor, project, rows):
                 assert 0 <= float(circle.get("cy")) <= height
 
 
+@pytest.mark.parametrize("apart", [1.0, 40.0, 300.0, 7200.0, 90000.0, 9e6])
+def test_the_time_axis_has_dates_however_close_the_experiments_are(visitor, project, rows, apart):
+    for number in range(3):
+        add(project, rows, f"e{number}", [0.5 + number / 10, 0.5], at=number * apart / rows.DAY)
+    text = visitor.get(f"/p/{project.id}/progress").content.decode()
+    dates = re.findall(r">(2026-\d\d-\d\d(?: \d\d:\d\d(?::\d\d)?)?|2027-\d\d-\d\d)</text>", text)
+    assert 2 <= len(dates) <= 8 and len(set(dates)) == len(dates)
+
+
 def test_one_experiment_is_drawn_too(visitor, project, rows):
     add(project, rows, "only", [0.5, 0.6])
     text = visitor.get(f"/p/{project.id}/progress").content.decode()

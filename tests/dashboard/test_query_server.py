@@ -115,16 +115,7 @@ def test_an_agents_key_sees_no_answers_to_test_tasks(filled):
     columns = "(project_id, name, prefix, sha256, scope, created)"
     values = f"('p1', 'agent', 'evk_agent', '{hashlib.sha256(text.encode()).hexdigest()}', 'agent', 1.0)"
     statement = f"insert into dashboard_apikey {columns} values {values}"
-    if filled.database_url.startswith("sqlite"):
-        import sqlite3
-
-        with sqlite3.connect(filled.database_url.removeprefix("sqlite://"), timeout=60) as db:
-            db.execute(statement)
-    else:
-        import psycopg
-
-        with psycopg.connect(filled.database_url) as db:
-            db.execute(statement)
+    filled.write(statement)
     sql = "select reward, completion from rollouts"
     assert ask(filled, sql).json()["rows"] == [[1.0, "mine"]]
     assert ask(filled, sql, key=text).json()["rows"] == [[1.0, None]]

@@ -164,3 +164,14 @@ def test_rollouts_come_with_question_turns_and_expected_answer(visitor, sweep):
     first = found["rollouts"][0]
     assert first["outcome"] == "failed" and first["messages"][0]["text"] == f"say {first['expected']}"
     assert first["messages"][-1]["n_tokens"] > 0
+
+
+def test_an_answer_says_how_many_curves_it_left_out(visitor, sweep, monkeypatch):
+    from evsys_dashboard import curves
+
+    row = sweep["sweep"]
+    path = f"experiments/{row.pk}/curves?metric=loss&metric=val/words/pass@1"
+    assert ask(visitor, row.project, path).json()["left_out"] == 0
+    monkeypatch.setattr(curves, "MOST_SERIES", 5)
+    found = ask(visitor, row.project, path).json()
+    assert (len(found["series"]), found["left_out"]) == (5, 7)

@@ -125,9 +125,10 @@ def test_changes_name_what_changed_since_a_cursor(get, project, fill):
 
 
 def test_changes_beyond_one_answer_follow_in_the_next(get, project, monkeypatch, fill):
-    from evsys_dashboard.api import resources
+    from evsys_dashboard import changes
 
-    monkeypatch.setattr(resources, "MAX_CHANGES", 2)
+    monkeypatch.setattr(changes, "MAX_CHANGES", 2)
+    monkeypatch.setattr(changes, "MOST_MARKS", 0)
     place = f"/api/v1/projects/{project.pk}/changes"
     cursor = get(place).json()["cursor"]
     made = {fill(project, number)[0] for number in range(1, 6)}
@@ -135,10 +136,33 @@ def test_changes_beyond_one_answer_follow_in_the_next(get, project, monkeypatch,
     more = True
     while more:
         found = get(place, query_params={"since": cursor}).json()
-        assert float(found["cursor"]) > float(cursor)
+        assert float(found["cursor"]) > float(cursor.partition("~")[0])
         seen |= {*found["experiments"]}
         cursor, more = found["cursor"], found["more"]
     assert seen == made
+
+
+def test_a_change_that_was_stamped_earlier_and_committed_later_is_told_once(get, project, fill):
+    from evsys_dashboard.models import ExperimentRow
+
+    place = f"/api/v1/projects/{project.pk}/changes"
+    first, second = fill(project, 1)[0], fill(project, 2)[0]
+    start = get(place).json()["cursor"]
+    stamp = ExperimentRow.objects.get(pk=second).updated
+    ExperimentRow.objects.filter(pk=second).update(updated=stamp + 1)
+    found = get(place, query_params={"since": start}).json()
+    assert found["experiments"] == [second]
+    # Another process stamped this before the change above, and its commit is seen only now.
+    ExperimentRow.objects.filter(pk=first).update(updated=stamp + 0.5)
+    late = get(place, query_params={"since": found["cursor"]}).json()
+    assert late["experiments"] == [first]
+    assert get(place, query_params={"since": late["cursor"]}).json()["experiments"] == []
+
+
+@pytest.mark.parametrize("since", ["x", "nan", "inf~", "~", "~abc", "1e999"])
+def test_a_cursor_that_is_none_is_refused(get, project, since):
+    answer = get(f"/api/v1/projects/{project.pk}/changes", query_params={"since": since})
+    assert answer.status_code == 422 and "cursor" in answer.json()["error"]
 
 
 def test_another_projects_key_sees_nothing(project, fill):

@@ -135,3 +135,82 @@ def test_a_run_that_was_not_scored_and_a_filter_without_a_match_say_so(visitor, 
 def test_the_page_without_a_run_offers_the_runs(visitor, sweep):
     text = visitor.get(f"/p/{sweep['sweep'].project_id}/rollouts").content.decode()
     assert "sweep / half__s42" in text
+
+
+@pytest.fixture
+def stranger(evaluation: Any) -> Any:
+    """Another project, whose client sent a rollout that names the evaluation of this one."""
+    from evsys_dashboard.models import ExperimentRow, GenerationRow, PredictionRow, Project
+
+    other = Project.objects.create(id=f"other-{evaluation.project_id}", name="Other", created=1.0)
+    row = ExperimentRow.objects.create(id=f"e-{other.pk}", project=other, name="exp", created=1.0, updated=1.0)
+    run = GenerationRow.objects.create(
+        id=f"g-{other.pk}", project=other, experiment=row, name="b__s1", arm="b", created=1.0, updated=1.0
+    )
+    PredictionRow.objects.create(
+        id=f"p-{other.pk}", project=other, generation=run, eval=evaluation, task_id="shared", reward=1.0, status="ok",
+        completion="of a stranger", created=1.0,
+    )  # fmt: skip
+    yield run
+    other.delete()
+
+
+def test_an_evaluation_of_another_project_is_shown_nowhere(visitor, evaluation, stranger):
+    from evsys_dashboard.models import EvalRow
+
+    evaluation.step = 4321
+    evaluation.save()
+    own = EvalRow.objects.create(
+        id=f"v-{stranger.pk}", project=stranger.project, generation=stranger, name="words", split="val", created=1.0,
+        n_rollouts=1, step=7,
+    )  # fmt: skip
+    add(own, "shared", completion="of the project")
+    query = {"run": stranger.pk, "task": "shared", "rollout": f"p-{stranger.project_id}"}
+    for more in ({}, {"side": "1"}, {"eval": evaluation.pk}, {"eval": evaluation.pk, "side": "1"}):
+        text = visitor.get(f"/p/{stranger.project_id}/rollouts", query | more).content.decode()
+        assert "of the project" in text and "step 7" in text, more
+        assert "4,321" not in text and "of a stranger" not in text, more
+
+
+def test_a_rollout_of_another_project_does_not_count_in_a_comparison(evaluation, stranger):
+    from evsys_dashboard.pages.compare import stored_eval
+
+    add(evaluation, "own")
+    assert [one.task_id for one in stored_eval(evaluation, "a__s1").rollouts] == ["own"]
+
+
+def test_scores_are_broken_down_by_what_tasks_say_and_rollouts_filtered_by_it(visitor, sweep):
+    row = sweep["sweep"]
+    run = row.generations.get(name="half__s42")
+    one = run.evals.get(step=30)
+    one.breakdown = {"first": {"b": [{"metric": "pass@1", "value": 1.0}]}}
+    one.save()
+    query = {"run": run.pk, "eval": one.pk}
+    text = visitor.get(f"/p/{row.project_id}/rollouts", query).content.decode()
+    assert '<option value="first:b">' in text and "key=first%3Ab" in text  # among the filters, and as a link
+    text = visitor.get(f"/p/{row.project_id}/rollouts", query | {"key": "first:b"}).content.decode()
+    assert tasks_on(text) == ["bab", "bad", "baf"]
+
+
+def test_what_tools_said_stands_between_the_turns(visitor, evaluation):
+    from evsys_sdk.protocols import Rollout, Turn
+    from evsys_sdk.record.dashboard.payloads import prediction_fields
+
+    tokens: Any = {"prompt_tokens": [1], "completion_tokens": [2], "logprobs": []}
+    turns = [Turn(**tokens, text="call add"), Turn(**tokens, text="the sum is 3", observation="3")]
+    [fields] = prediction_fields(evaluation.pk, [Rollout(task_id="sum", turns=turns, reward=1.0)], {})
+    add(evaluation, "sum", completion=fields["completion"], body={"turns": fields["turns"]})
+    text = page_of(visitor, evaluation)
+    assert text.index("call add") < text.index('class="turn tool"') < text.index("the sum is 3")
+
+
+def test_side_by_side_says_how_many_rollouts_it_leaves_out(visitor, sweep, monkeypatch):
+    from evsys_dashboard.pages import rollouts
+
+    row = sweep["sweep"]
+    run = row.generations.get(name="half__s42")
+    query = {"run": run.pk, "eval": run.evals.get(step=30).pk, "task": "god", "side": "1"}
+    assert "of this task are shown" not in visitor.get(f"/p/{row.project_id}/rollouts", query).content.decode()
+    monkeypatch.setattr(rollouts, "MOST_SIDES", 5)
+    text = visitor.get(f"/p/{row.project_id}/rollouts", query).content.decode()
+    assert "The first 5 of 24 rollouts of this task are shown" in text

@@ -118,3 +118,15 @@ def test_a_suite_of_another_project_is_not_found(visitor, project):
 )
 def test_an_empty_list_says_what_to_do_next(visitor, project, page, command):
     assert command in visitor.get(f"/p/{project.id}/{page}").content.decode()
+
+
+def test_both_pages_say_how_far_they_looked_for_users(visitor, project, rows, monkeypatch):
+    from evsys_dashboard.pages import suites
+
+    suite = add_suite(project)
+    for number in range(3):
+        rows.add_experiment(project, f"e{number}")
+    pages = [f"/p/{project.id}/datasets", f"/p/{project.id}/suites/{suite.id}"]
+    assert not any("in the newest" in visitor.get(page).content.decode() for page in pages)
+    monkeypatch.setattr(suites, "LOOKED_THROUGH", 2)
+    assert all("in the newest 2 experiments" in visitor.get(page).content.decode() for page in pages)

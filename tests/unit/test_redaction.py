@@ -375,3 +375,13 @@ def test_a_secret_in_a_table_cell_is_redacted_before_the_cell_is_wrapped(monkeyp
     monkeypatch.setenv("COLUMNS", "24")
     print_table(["name", "about"], [["a", f"said {KEY} and more"]])
     assert "battery" not in out.getvalue() and "staple" not in out.getvalue() and "[redacte" in out.getvalue()
+
+
+def test_what_a_tool_printed_is_redacted_and_what_the_model_wrote_is_not():
+    from evsys_sdk.redaction import redact_rollout
+
+    add_secrets(["s3cr3t-of-the-shell"])
+    turn = {"text": "echo s3cr3t-of-the-shell", "observation": "KEY=s3cr3t-of-the-shell"}
+    found = redact_rollout({"turns": [{"text": "env", "observation": ""}, turn], "error": None, "metadata": {}})
+    assert found["turns"][0] == {"text": "env", "observation": ""}
+    assert found["turns"][1]["text"] == turn["text"] and "s3cr3t" not in found["turns"][1]["observation"]

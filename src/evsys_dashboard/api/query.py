@@ -254,9 +254,11 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
             cursor.execute("SELECT current_database()")
             cursor.execute(f'GRANT CONNECT ON DATABASE "{cursor.fetchone()[0]}" TO "{role}"')
     except Error as exc:
+        user = connection.settings_dict["USER"] or "<user>"
         raise QueryRefused(
-            "SQL needs a database user that may make roles (ALTER ROLE ... CREATEROLE) on PostgreSQL: "
-            + str(exc).splitlines()[0]
+            f"the server's database user may not make the role that SQL is read with ({str(exc).splitlines()[0]}); "
+            f'ask the administrator of PostgreSQL for: ALTER ROLE "{user}" CREATEROLE; '
+            f'GRANT CREATE ON DATABASE "{connection.settings_dict["NAME"]}" TO "{user}";'
         ) from None
 
 
@@ -304,6 +306,11 @@ def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> Q
     except psycopg.Error as exc:
         if isinstance(exc, psycopg.OperationalError | psycopg.errors.UndefinedTable):
             _ready.discard(role)  # the role or the views may have been dropped since, as by a migration
+        if isinstance(exc, psycopg.OperationalError) and "pg_hba.conf" in str(exc):
+            raise QueryRefused(
+                f"PostgreSQL lets the role {role} not in ({str(exc).splitlines()[0]}); add a line to pg_hba.conf that "
+                "lets roles named evsys_query_* in by password from the dashboard's server"
+            ) from None
         raise QueryRefused(_reason(str(exc).splitlines()[0] if str(exc) else type(exc).__name__)) from None
 
 

@@ -56,9 +56,9 @@ def answer_curves(request: HttpRequest, runs: list[GenerationRow]) -> JsonRespon
     )
     only = request.GET.getlist("run")
     chosen = [run for run in runs if not only or run.pk in only]
-    return JsonResponse(
-        {"metrics": metric_names([run.pk for run in runs]), "series": series_of(chosen, metrics, steps)}
-    )
+    series, left_out = series_of(chosen, metrics, steps)
+    names = metric_names([run.pk for run in runs])
+    return JsonResponse({"metrics": names, "series": series, "left_out": left_out})
 
 
 @auth.api

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evsys_dashboard import auth, suites
 from evsys_dashboard.auth import Refusal, Visitor
+from evsys_dashboard.changes import changes_since, current_cursor
 from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, Project, SuiteVersion
 from evsys_dashboard.points import number_of, wire_number
 from evsys_dashboard.suites import number_in
@@ -213,6 +214,78 @@ class ChangesAnswer(ApiModel):
     runs: list[str]
     more: bool
     """Whether to ask again at once: there was more than fits into one answer."""
+
+
+class CurveSeries(ApiModel):
+    """One metric of one run, in columns. Of long curves the smallest and the largest value per pixel of `width`."""
+
+    run: str
+    name: str
+    """Of the run."""
+    arm: str
+    seed: int | None
+    metric: str
+    n: int
+    """Points in the range that was asked for."""
+    step: list[int]
+    value: list[Number]
+    low: list[float | None] | None = None
+    high: list[float | None] | None = None
+    """95 % intervals, of scores alone."""
+
+
+class CurvesAnswer(ApiModel):
+    metrics: list[str]
+    """All that can be asked for; without `metric` in the question, these alone are answered."""
+    series: list[CurveSeries]
+    left_out: int
+    """Series beyond the limit of one answer; name fewer metrics, or runs by `run`."""
+
+
+class ToolCallAnswer(ApiModel):
+    name: str
+    arguments: str
+
+
+class MessageAnswer(ApiModel):
+    """One entry of a transcript."""
+
+    role: str
+    """user, assistant, tool, system."""
+    text: str
+    tool_calls: list[ToolCallAnswer]
+    pictures: list[str]
+    """Data URLs."""
+    n_prompt_tokens: int | None
+    n_tokens: int | None
+    """Tokens that the model read and wrote."""
+
+
+class RolloutAnswer(ApiModel):
+    """One try of the model at one task."""
+
+    id: str
+    task_id: str
+    outcome: str
+    """passed, failed, or the status of one that errored."""
+    status: str
+    reward: float | None
+    messages: list[MessageAnswer]
+    expected: str
+    error: str
+    verifier: dict[str, str]
+    """What the verifier said."""
+    metadata: dict[str, str]
+    seconds: float | None
+    cost_usd: float | None
+    n_tokens: int | None
+
+
+class RolloutsAnswer(ApiModel):
+    n: int
+    """Rollouts that the filter means."""
+    from_: int = Field(alias="from")
+    rollouts: list[RolloutAnswer]
 
 
 class QueryRequest(ApiModel):
@@ -421,33 +494,16 @@ def suite_rows(visitor: Visitor, request: HttpRequest, suite_id: str) -> HttpRes
     return answer(RowsAnswer(**page))
 
 
-MAX_CHANGES = 1000
-
-
 def list_changes(visitor: Visitor, request: HttpRequest) -> HttpResponse:
     """Ids of experiments and runs that changed after `since` (a cursor of an earlier answer; empty: from now on)."""
     text = text_in(request, "since")
-    kinds: tuple[type[ExperimentRow] | type[GenerationRow], ...] = (ExperimentRow, GenerationRow)
     if not text:
-        newest = [kind.objects.filter(project=visitor.project).order_by("-updated").first() for kind in kinds]
-        cursor = max((row.updated for row in newest if row is not None), default=0.0)
-        return answer(ChangesAnswer(cursor=repr(cursor), experiments=[], runs=[], more=False))
-    try:
-        since = float(text)
-    except ValueError:
-        since = math.nan
-    if not math.isfinite(since):
-        raise Refusal(422, f"since={text[:40]!r}: pass the `cursor` of an earlier answer")
-    changed = []
-    for kind in kinds:
-        rows = kind.objects.filter(project=visitor.project, updated__gt=since).order_by("updated")
-        changed.append(list(rows.values_list("pk", "updated")[: MAX_CHANGES + 1]))
-    # Where one list is cut, the cursor stops at its last row, and the other list repeats what lies beyond.
-    more = any(len(rows) > MAX_CHANGES for rows in changed)
-    ends = [rows[MAX_CHANGES - 1][1] for rows in changed if len(rows) > MAX_CHANGES]
-    until = min(ends) if ends else max((stamp for rows in changed for _, stamp in rows), default=since)
-    ids = [[str(pk) for pk, stamp in rows if stamp <= until] for rows in changed]
-    return answer(ChangesAnswer(cursor=repr(until), experiments=ids[0], runs=ids[1], more=more))
+        cursor = current_cursor(visitor.project)
+        return answer(ChangesAnswer(cursor=cursor, experiments=[], runs=[], more=False))
+    found = changes_since(visitor.project, text)
+    return answer(
+        ChangesAnswer(cursor=found.cursor, experiments=found.experiments, runs=found.runs, more=found.has_more)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,6 +551,28 @@ ROUTES = (
     Route(path=f"{V1}/experiments/<str:experiment_id>", view=show_experiment, model=ExperimentAnswer),
     Route(path=f"{V1}/runs", view=list_runs, model=RunsAnswer, query=("experiment", "arm", "status", *PAGE)),
     Route(path=f"{V1}/runs/<str:run_id>", view=show_run, model=RunAnswer),
+    Route(
+        path=f"{V1}/experiments/<str:experiment_id>/curves",
+        view=None,
+        model=CurvesAnswer,
+        query=("metric", "run", "from", "to", "width"),
+        summary="Curves of all runs of an experiment. metric and run may repeat; from and to are steps.",
+    ),
+    Route(
+        path=f"{V1}/runs/<str:run_id>/curves",
+        view=None,
+        model=CurvesAnswer,
+        query=("metric", "from", "to", "width"),
+        summary="Curves of one run. metric may repeat; from and to are steps.",
+    ),
+    Route(
+        path=f"{V1}/runs/<str:run_id>/rollouts",
+        view=None,
+        model=RolloutsAnswer,
+        query=("eval", "status", "passed", "task", "key", "q", "from", "limit"),
+        summary="Rollouts of a run's evaluations by task, without those of a test split for an agent-scoped key. "
+        "passed=1 or 0; key=topic:sums for a value of metadata; q for words in task, question or answer.",
+    ),
     Route(path=f"{V1}/suites", view=list_suites, model=SuitesAnswer, query=("kind", "name")),
     Route(path=f"{V1}/suites/<str:suite_id>", view=show_suite, model=SuiteAnswer, query=("kind",)),
     Route(path=f"{V1}/suites/<str:suite_id>/rows", view=suite_rows, model=RowsAnswer, query=("kind", "from", "limit")),

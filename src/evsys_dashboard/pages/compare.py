@@ -164,7 +164,8 @@ def stored_eval(row: EvalRow, run: str) -> StoredEval:
         run=run,
         split=row.split,
         name=row.name,
-        rollouts=[rollout_of(one) for one in row.predictions.order_by("created", "id")],
+        # A client of another project may name this evaluation: its rollouts do not count here.
+        rollouts=[rollout_of(one) for one in row.predictions.filter(project=row.project_id).order_by("created", "id")],
         step=row.step,
         stage=row.stage or None,
         metrics=scored_by,

@@ -12,6 +12,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -19,15 +20,16 @@ import yaml
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import URLPattern, path
+from django.utils.safestring import SafeString, mark_safe
 from django.views.decorators.http import require_GET
 from pydantic import ValidationError
 
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_experiment
+from evsys_dashboard.changes import current_cursor
 from evsys_dashboard.curves import FIRST, metric_names
-from evsys_dashboard.follow import ensure_experiment_loaded
+from evsys_dashboard.follow import ensure_experiment_loaded, find_resume_command
 from evsys_dashboard.models import ExperimentRow, GenerationRow, Project
-from evsys_dashboard.score_charts import ForestRow, forest_plot
 from evsys_sdk.constants import START, UNTRAINED
 from evsys_sdk.format import score_text
 from evsys_sdk.history.digest import LEAKAGE, ArmDigest, Digest, digest_of, flatten, split_settings
@@ -35,6 +37,7 @@ from evsys_sdk.protocols import Score
 from evsys_sdk.record.models import ExperimentRecord
 from evsys_sdk.report.recorded import hypothesis_words, recorded_verdict
 from evsys_sdk.report.setup import setup_of
+from evsys_sdk.report.svg import forest_svg, plan_forest
 from evsys_sdk.report.verdict_text import effect
 from evsys_sdk.score_names import score_key
 from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
@@ -52,8 +55,10 @@ class ArmTableRow:
 
     arm: ArmDigest
     score: str
+    """Empty for an arm without one."""
     seeds: str
     status: str
+    why_unscored: str = ""
     mark: str = ""
     against_baseline: str = ""
     against_untrained: str = ""
@@ -122,27 +127,15 @@ def untrained_scores(record: ExperimentRecord | None) -> dict[str, Score]:
     }
 
 
-def forest_rows(digest: Digest, record: ExperimentRecord | None) -> list[ForestRow]:
-    """The arms with a score, the best first unless none may be picked; the untrained model last."""
-    baseline = record.verdict.baseline_arm if record and len(digest.arms) > 1 else None
-    rows = [
-        ForestRow(
-            label=arm.arm,
-            value=arm.mean or 0.0,
-            low=arm.low,
-            high=arm.high,
-            seeds=arm.scores,
-            mark="baseline" if arm.arm == baseline else "best" if _is_best(arm, digest) else "",
-            verdict=arm.verdict or "",
-        )
-        for arm in digest.scored
-    ]
+def draw_forest(verdict: Verdict | None, digest: Digest, record: ExperimentRecord | None) -> SafeString:
+    """The arms with their intervals, the best first unless none may be picked; the untrained model last."""
+    if verdict is None:
+        return SafeString("")
     before = untrained_scores(record)
     found = [before[key] for key in digest.measured if key in before]
-    if rows and len(found) == 1 and found[0].value is not None:
-        label = START if digest.start else UNTRAINED
-        rows.append(ForestRow(label=label, value=found[0].value, low=found[0].low, high=found[0].high, mark=UNTRAINED))
-    return rows
+    label = f"Arms by {digest.metric or 'score'} with 95 % intervals"
+    # Safe: `forest_svg` escapes every text in it.
+    return mark_safe(forest_svg(verdict, label=label, untrained=found[0] if len(found) == 1 else None))
 
 
 def _is_best(arm: ArmDigest, digest: Digest) -> bool:
@@ -172,8 +165,9 @@ def arm_rows(digest: Digest, verdict: Verdict | None, runs: Sequence[GenerationR
                     n_rollouts=arm.n_rollouts,
                 )
                 if arm.mean is not None
-                else (arm.why_unscored or "-"),
+                else "",
                 seeds=str(n) if len(arm.scores) == n else f"{len(arm.scores)} of {n}",
+                why_unscored=arm.why_unscored,
                 status=arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {n} completed",
                 mark="baseline" if arm.arm == baseline else "best" if _is_best(arm, digest) else "",
                 against_baseline=_against(own.vs_baseline, verdict),
@@ -189,7 +183,7 @@ def _against(found: Comparison | None, verdict: Verdict | None) -> str:
 
 
 def score_table(digest: Digest, record: ExperimentRecord | None) -> ScoreTable:
-    """All scores of all arms as means over their completed seeds, as `evsys show` has them."""
+    """All scores of all arms as means over their completed seeds, as `evsys show` has them, with intervals."""
     before = untrained_scores(record)
     keys = sorted({key for arm in digest.arms for key in arm.metrics if "/" in key} | set(before), reverse=True)
     rows = []
@@ -204,11 +198,24 @@ def score_table(digest: Digest, record: ExperimentRecord | None) -> ScoreTable:
             )
             cells.append(text)
         rows.append((START if digest.start else UNTRAINED, cells))
+    runs_of = {arm.arm: runs for arm, runs in record.runs_of()} if record else {}
     for arm in digest.arms:
+        completed = [run for run in runs_of.get(arm.arm, ()) if run.status == "completed"]
         cells = []
         for key in keys:
+            if key not in arm.metrics:
+                cells.append("-")
+                continue
             marks = [mark for table in (arm.error_marks, arm.training_marks) if (mark := table.get(key))]
-            cells.append(score_text(arm.metrics[key], marks=marks) if key in arm.metrics else "-")
+            low, high = arm.low, arm.high
+            if key not in digest.measured:
+                # The record judges arms by the success metric alone. Of other scores it has each seed's interval over
+                # tasks; their mean is as wide as one seed's, since all seeds answered the same tasks.
+                seeds = [(one.low, one.high) for run in completed if (one := run.last_score(key)) is not None]
+                known = [(below, above) for below, above in seeds if below is not None and above is not None]
+                low = fmean(below for below, _ in known) if known and len(known) == len(seeds) else None
+                high = fmean(above for _, above in known) if known and len(known) == len(seeds) else None
+            cells.append(score_text(arm.metrics[key], low, high, marks=marks))
         rows.append((arm.arm, cells))
     return ScoreTable(keys=keys, rows=rows if keys else [])
 
@@ -254,15 +261,20 @@ def status_text(row: ExperimentRow, digest: Digest, runs: Sequence[GenerationRow
         problem = row.problem or "The record is torn, or no record of an experiment."
         return StatusText(kind="error", text="The record cannot be read, so nothing of it counts.", detail=problem,
                           command=f"evsys show {name}")  # fmt: skip
-    if row.status == "interrupted":
-        text = "Interrupted: it began, no process runs it now, and it left no result. The same command resumes it."
-        return StatusText(kind="warn", text=text, command=f"evsys show {name}", detail=detail)
-    if row.status in ("failed", "cancelled"):
-        text = f"Every run {'failed' if row.status == 'failed' else 'was cancelled'}. The same command resumes them."
-        return StatusText(kind="error", text=text, command=f"evsys show {name}", detail=detail)
-    if row.status == "partial":
-        text = "Some runs did not complete. The same command runs them again."
-        return StatusText(kind="warn", text=text, command=f"evsys show {name}", detail=detail)
+    unfinished = {
+        "interrupted": "Interrupted: it began, no process runs it now, and it left no result.",
+        "failed": "Every run failed.",
+        "cancelled": "Every run was cancelled.",
+        "partial": "Some runs did not complete.",
+    }
+    if row.status in unfinished:
+        resume = find_resume_command(row)
+        kind = "warn" if row.status in ("interrupted", "partial") else "error"
+        how = (
+            "To resume:" if resume else "To resume, run the command that started it again, on the machine that ran it."
+        )
+        text = f"{unfinished[row.status]} {how}"
+        return StatusText(kind=kind, text=text, command=resume or f"evsys show {name}", detail=detail)
     if row.status == "invalid":
         why = next((str(note.get("text")) for note in reversed(row.notes) if note.get("kind") == "invalid"), "")
         return StatusText(kind="warn", text="Marked as invalid: it does not count.", detail=why,
@@ -321,11 +333,11 @@ def find_parent(row: ExperimentRow) -> ExperimentRow | None:
 @require_GET
 def experiment_page(request: HttpRequest, project_id: str, experiment_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
+    since = current_cursor(project)
     row = find_experiment(project, experiment_id)
     ensure_experiment_loaded(row)
-    return render(
-        request, "dashboard/experiment.html", experiment_context(project, row, request.GET.get("against", ""))
-    )
+    context = experiment_context(project, row, request.GET.get("against", "")) | {"since": since}
+    return render(request, "dashboard/experiment.html", context)
 
 
 def experiment_context(project: Project, row: ExperimentRow, against: str = "") -> dict[str, Any]:
@@ -339,7 +351,6 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
     config = config_of(row, record)
     metrics = metric_names([run.pk for run in runs])
     first = [name for name in metrics if name in FIRST or name in digest.measured] or metrics
-    rows = forest_rows(digest, record)
     hypothesis_result = record.hypothesis_result if record else {}
     return {
         "project": project,
@@ -354,9 +365,8 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
         "status_text": status_text(row, digest, runs),
         "conclude_command": f'evsys conclude {shlex.quote(row.name)} --text "..."',
         "verdict": verdict,
-        "forest": forest_plot(
-            rows, title=f"Arms by {digest.metric or 'score'} with 95 % intervals", is_share=bool(digest.share)
-        ) if rows else "",
+        "forest": draw_forest(verdict, digest, record),
+        "forest_notes": "; ".join(plan_forest(verdict).notes) if verdict else "",
         "arms": arm_rows(digest, verdict, runs),
         "has_baseline": bool(verdict and any(arm.vs_baseline for arm in verdict.arms)),
         "has_untrained": bool(verdict and any(arm.vs_untrained for arm in verdict.arms)),
@@ -377,7 +387,6 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
         "first_metrics": first[:FIRST_METRICS],
         "most_arms": MOST_ARMS_DRAWN,
         "is_live": row.status == "running",
-        "since": repr(max([row.updated, *(run.updated for run in runs)])),
     }  # fmt: skip
 
 

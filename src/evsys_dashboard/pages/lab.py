@@ -21,6 +21,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from evsys_dashboard import auth
+from evsys_dashboard.changes import current_cursor
 from evsys_dashboard.experiment_filter import (
     COLUMNS,
     GRAMMAR,
@@ -37,14 +38,13 @@ from evsys_dashboard.experiment_filter import (
 )
 from evsys_dashboard.models import ExperimentRow, Project
 from evsys_dashboard.spreadsheet import cell
+from evsys_dashboard.summary import trend_values
 from evsys_dashboard.svg import spark_line
 from evsys_sdk.format import count, shown, span
 
 SHOWN_TAGS = 6
 LONGEST_NAME = 160
 LONGEST_HYPOTHESIS = 240
-COMMIT_SECONDS = 2.0
-"""`updated` is the time before a commit, which takes less than this."""
 # A status that a reader must know before any verdict.
 DECISIVE = ("running", "failed", "invalid", "cancelled", "interrupted", "unreadable")
 
@@ -58,11 +58,21 @@ class LabRow:
 
     @property
     def badge(self) -> str:
-        """supported, refuted, undecided; before a verdict, and where there can be none, the status."""
+        """supported, refuted, undecided, or a status that says more; empty for a completed experiment of which the
+        reader is the judge."""
         one = self.experiment
-        if one.status in DECISIVE:
-            return one.status
-        return one.verdict or one.status
+        return one.status if one.status in DECISIVE else one.verdict
+
+    @property
+    def status(self) -> str:
+        """The status, where it is not the badge and a verdict does not say enough."""
+        one = self.experiment
+        return "" if self.badge == one.status or (self.badge and one.status == "completed") else one.status
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether the badge is a verdict and not a status, which looks different."""
+        return self.badge == self.experiment.verdict
 
     @property
     def value(self) -> str:
@@ -83,8 +93,15 @@ class LabRow:
 
     @property
     def spark(self) -> SafeString:
+        return spark_line(trend_values(self.experiment.spark), self.trend[:60])
+
+    @property
+    def trend(self) -> str:
+        """What the small line shows: `loss`, or the name of the score; empty where there is no line."""
         found = self.experiment.spark
-        return spark_line(found if isinstance(found, list) else [], self.experiment.metric[:60])
+        if not isinstance(found, dict):  # a row of an earlier version
+            return ""
+        return str(found.get("of") or "") if len(trend_values(found)) > 1 else ""
 
     @property
     def tags(self) -> list[str]:
@@ -144,9 +161,7 @@ def home(request: HttpRequest) -> HttpResponse:
 def lab(request: HttpRequest, project: str) -> HttpResponse:
     """The page."""
     found = auth.project_for(request, project)
-    # Where the live page begins to ask. Taken before the rows are read, and a little earlier than the newest change: a
-    # commit that was under way is told twice rather than never.
-    newest = ExperimentRow.objects.filter(project=found).order_by("-updated").values_list("updated", flat=True).first()
+    cursor = current_cursor(found, [ExperimentRow])  # where the live page begins to ask
     page = list_page(found, read_query(request.GET))
     query = page.query
     context = _context(found, page) | {
@@ -154,8 +169,8 @@ def lab(request: HttpRequest, project: str) -> HttpResponse:
         "columns": COLUMNS,
         "groups": GROUPS,
         "grammar": GRAMMAR,
-        "cursor": repr(0.0 if newest is None else newest - COMMIT_SECONDS),
-        "is_empty": newest is None,
+        "cursor": cursor,
+        "is_empty": not page.total and not ExperimentRow.objects.filter(project=found).exists(),
         "csv_url": f"experiments.csv{query.url()}",
         "json_url": f"experiments.json{query.url()}",
         "plain_url": query.url(q=""),

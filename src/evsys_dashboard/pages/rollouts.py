@@ -39,15 +39,18 @@ def metadata_keys(rollouts: Any) -> list[str]:
     """Keys and values of metadata that rollouts can be filtered by: short texts and numbers that some share."""
     seen: dict[str, set[str]] = {}
     for body in rollouts.values_list("body", flat=True)[:500]:
-        metadata = body.get("metadata") if isinstance(body, dict) else None
-        for key, value in metadata.items() if isinstance(metadata, dict) else ():
-            if isinstance(value, str | int | float) and len(str(value)) <= 60 and len(str(key)) <= 60:
-                seen.setdefault(str(key), set()).add(str(value))
+        question = body.get("question") if isinstance(body, dict) else None
+        for holder in (question, body):
+            metadata = holder.get("metadata") if isinstance(holder, dict) else None
+            for key, value in metadata.items() if isinstance(metadata, dict) else ():
+                if isinstance(value, str | int | float) and len(str(value)) <= 60 and len(str(key)) <= 60:
+                    seen.setdefault(str(key), set()).add(str(value))
     return [f"{key}:{value}" for key, found in sorted(seen.items()) if 1 < len(found) <= 20 for value in sorted(found)]
 
 
-def sides_of_task(project: Project, run: GenerationRow, one: EvalRow, task_id: str) -> list[dict[str, Any]]:
-    """The task in every run of the experiment and at every step, on the same benchmark."""
+def sides_of_task(project: Project, run: GenerationRow, one: EvalRow, task_id: str) -> tuple[int, list[dict[str, Any]]]:
+    """How often the task was tried in the runs of the experiment, at any step and on the same benchmark; and the first
+    of these rollouts."""
     found = (
         PredictionRow.objects.filter(project=project, generation__experiment_id=run.experiment_id, task_id=task_id)
         # A client may name any evaluation, another project's too: its name and step are not for this one to see.
@@ -59,8 +62,10 @@ def sides_of_task(project: Project, run: GenerationRow, one: EvalRow, task_id: s
         step = row.eval.step if row.eval else None
         return (row.generation.arm, step is None, step or 0, row.generation.seed or 0, row.created)
 
-    rows = sorted(found, key=place)[:MOST_SIDES]
-    return [{"row": row, "transcript": read_transcript(row), "when": _when(row.eval)} for row in rows]
+    rows = sorted(found, key=place)
+    return len(rows), [
+        {"row": row, "transcript": read_transcript(row), "when": _when(row.eval)} for row in rows[:MOST_SIDES]
+    ]
 
 
 def _when(one: EvalRow | None) -> str:
@@ -92,7 +97,7 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
     }
     if is_side_by_side and one is not None:
         ensure_experiment_loaded(run.experiment)
-        context["sides"] = sides_of_task(project, run, one, wanted.task)
+        context["n_sides"], context["sides"] = sides_of_task(project, run, one, wanted.task)
         return render(request, "dashboard/rollouts.html", context)
     found = select_rollouts(project, wanted)
     total = found.count()
@@ -100,7 +105,7 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
     rows = list(found.only("id", "task_id", "reward", "status", "eval_id", "generation_id")[begin : begin + PER_PAGE])
     opened = request.GET.get("rollout", "")
     at = next((index for index, row in enumerate(rows) if row.pk == opened), 0)
-    row = PredictionRow.objects.select_related("eval").get(pk=rows[at].pk) if rows else None
+    row = PredictionRow.objects.get(pk=rows[at].pk) if rows else None
     every = select_rollouts(project, RolloutFilter(run=run.pk, eval=wanted.eval))
 
     def link(other: int) -> str:
@@ -122,12 +127,13 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
         "next_page": wanted.url(**{"from": str(begin + PER_PAGE)}) if begin + PER_PAGE < total else "",
         "previous_page": wanted.url(**{"from": str(max(0, begin - PER_PAGE))}) if begin else "",
         "transcript": read_transcript(row) if row else None,
-        "when": _when(row.eval) if row else "",
+        # Of the evaluation that was looked up in this run: a client may have named one of another project.
+        "when": _when(one),
         "next_url": link(at + 1) if rows else "",
         "previous_url": link(at - 1) if rows else "",
         "side_url": wanted.url(task=row.task_id, side="1", passed="", status="", key="", q="") if row else "",
         "keys": metadata_keys(every),
-        "breakdown": breakdown_of(one),
+        "breakdown": [(*line, wanted.url(key=f"{line[0]}:{line[1]}")) for line in breakdown_of(one)],
     }
     return render(request, "dashboard/rollouts.html", context)
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_run
+from evsys_dashboard.changes import current_cursor
 from evsys_dashboard.curves import SYSTEM, metric_names, scores_of_runs
 from evsys_dashboard.follow import ensure_loaded
 from evsys_dashboard.models import EvalRow, GenerationRow
@@ -96,6 +97,7 @@ def number_text(value: object) -> str:
 @require_GET
 def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
+    since = current_cursor(project)
     run = find_run(project, run_id)
     ensure_loaded(run)
     record = read_run_record(run)
@@ -127,7 +129,7 @@ def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse
         "stopped": stopped,
         "numbers": [(name, number_text(value)) for name, value in sorted((run.metrics or {}).items())],
         "is_live": run.status == "running",
-        "since": repr(run.updated),
+        "since": since,
         "siblings": run.experiment.generations.defer("log_tail", "record").order_by("created", "name")[:200],
     }
     return render(request, "dashboard/run.html", context)

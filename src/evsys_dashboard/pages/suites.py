@@ -140,6 +140,8 @@ def _list(request: HttpRequest, project: str, kind: str, title: str) -> HttpResp
             for suites in page
         ],
         "more_url": f"?from={end}" if end < len(versions) else "",
+        "is_cut": usage.is_cut,
+        "looked_through": LOOKED_THROUGH,
     }
     return render(request, "dashboard/suites.html", context)
 

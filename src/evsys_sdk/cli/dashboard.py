@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DATABASE_VARIABLE = "EVSYS_DATABASE_URL"
 PUBLIC_URL_VARIABLE = "EVSYS_DASHBOARD_URL"
+LOOPBACK = "127.0.0.1"
 
 
 @verb("dashboard")
@@ -28,12 +29,12 @@ PUBLIC_URL_VARIABLE = "EVSYS_DASHBOARD_URL"
 @click.option("--port", type=PORT, help="where to listen (default: the first free port from 8000 on)")
 @click.option(
     "--host",
-    default="127.0.0.1",
-    help="where to listen; beyond this machine it is a team's server, with users and keys",
+    metavar="ADDR",
+    help="the server of a team, with users and keys, on this address (0.0.0.0: all; 127.0.0.1: behind a proxy here)",
 )
 @click.option("--no-browser", is_flag=True, help="print the link and open nothing")
 @json_option
-def dashboard(dirs: tuple[str, ...], port: int | None, host: str, no_browser: bool, as_json: bool) -> int:
+def dashboard(dirs: tuple[str, ...], port: int | None, host: str | None, no_browser: bool, as_json: bool) -> int:
     """Show everything that is on disk, finished or running, until Ctrl-C. The link it prints lets one browser in, once.
     With --host ADDR, the server of a team: records come over HTTP, into EVSYS_DATABASE_URL or
     .evsys/dashboard-team.sqlite."""
@@ -42,22 +43,22 @@ def dashboard(dirs: tuple[str, ...], port: int | None, host: str, no_browser: bo
 
     for module in ("django", "uvicorn", "whitenoise"):
         need(module, extra="dashboard")
-    from evsys_dashboard.server import is_loopback, listen
+    from evsys_dashboard.server import listen
 
     folders = [Path(folder) for folder in dirs]
     for folder in folders:
         if not folder.is_dir():
             raise EvsysError(f"--dir {folder} is not a folder")
-    if folders and not is_loopback(host):
+    if folders and host is not None:
         raise EvsysError("--dir shows folders of this machine, and --host is a team's server; use one of them")
-    sock = listen(host, port)
-    with sock:
-        if is_loopback(host):
-            if os.environ.get(DATABASE_VARIABLE):
-                text = "%s is for the server of a team (--host); the dashboard of this folder keeps its own database"
-                get_logger(__name__).warning(text, DATABASE_VARIABLE)
-            return serve_folder(sock, host, folders, opens_browser=not no_browser, as_json=as_json)
-        return serve_team(sock, host, as_json=as_json)
+    with listen(host or LOOPBACK, port) as sock:
+        # Any address makes it a team's server, 127.0.0.1 too: a proxy in front of it lets others in.
+        if host is not None:
+            return serve_team(sock, host, as_json=as_json)
+        if os.environ.get(DATABASE_VARIABLE):
+            text = "%s is for the server of a team (--host); the dashboard of this folder keeps its own database"
+            get_logger(__name__).warning(text, DATABASE_VARIABLE)
+        return serve_folder(sock, LOOPBACK, folders, opens_browser=not no_browser, as_json=as_json)
 
 
 def serve_folder(sock: socket.socket, host: str, folders: list[Path], *, opens_browser: bool, as_json: bool) -> int:
@@ -181,7 +182,7 @@ def query_folder(sql: str) -> dict[str, Any]:
     from evsys_sdk.errors import EvsysError, need
 
     need("django", extra="dashboard")
-    follower = open_folder("127.0.0.1", [])
+    follower = open_folder(LOOPBACK, [])
     follower.update_all()
     from evsys_dashboard.api.query import QueryRefused, run_query
 

@@ -69,10 +69,20 @@ def rollout_from_data(data: Stored) -> Rollout:
     return Rollout(**{**data, "turns": [Turn(**turn) for turn in data["turns"]]})
 
 
+LONGEST_METADATA = 200
+"""Characters of a value of a task's metadata that is kept with what the task asked."""
+
+
 def question_to_data(task: HarborTask) -> dict[str, object]:
-    """What a task asked, as messages with a role and a text, and the answer that its verifier expected."""
+    """What a task asked, as messages with a role and a text, the answer that its verifier expected, and the short
+    values of its metadata, by which scores are broken down."""
     messages = [{"role": one["role"], "text": content_text(one.get("content") or "")} for one in task_messages(task)]
-    return {"messages": messages, "expected": task.target}
+    short = {
+        key: value
+        for key, value in task.metadata.items()
+        if isinstance(value, str | int | float) and len(str(value)) <= LONGEST_METADATA
+    }
+    return {"messages": messages, "expected": task.target, **({"metadata": short} if short else {})}
 
 
 def in_order(evals: Sequence[EvalResult]) -> list[EvalResult]:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -145,6 +146,12 @@ def reference_of(name: str, record: Path) -> str:
         return shlex.quote(name)
     alone = len(records_in(record.parent)) == 1
     return shlex.quote(os.path.relpath(record.parent if alone else record))
+
+
+def resume_command(command: Iterable[str]) -> str:
+    """The command that resumes an experiment: the one that launched it without its `--fresh`, however short that was
+    typed."""
+    return shlex.join(word for word in command if not ("--fresh".startswith(word) and len(word) > len("--f")))
 
 
 def write_launch(launch: ExperimentProcess) -> None:

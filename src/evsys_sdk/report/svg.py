@@ -17,6 +17,7 @@ from statistics import fmean
 
 from evsys_sdk.constants import UNTRAINED
 from evsys_sdk.format import amount, amount_unit, number_text, score_text, shown, visible
+from evsys_sdk.protocols import Score
 from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
 
 Curve = dict[int, float]
@@ -191,22 +192,29 @@ def svg_element(parts: Sequence[str], *, width: float, height: float, label: str
     )
 
 
-def forest_svg(verdict: Verdict, *, label: str = "Arms with their intervals") -> str:
+def forest_svg(
+    verdict: Verdict, *, label: str = "Arms with their intervals", untrained: Score | None = None
+) -> str:  # fmt: skip
     """A row per scored arm: its mean with interval and seeds; beside it its difference to the baseline, or to the
-    untrained model where there is none, and the verdict in words. Empty text where no arm has a score."""
+    untrained model where there is none, and the verdict in words. The score of the untrained model, where it is given,
+    is the last row and a dotted line. Empty text where no arm has a score."""
     plan = plan_forest(verdict)
     if not plan.rows:
         return ""
     names = short_labels([arm.arm for arm, _ in plan.rows])
+    before = untrained.value if untrained is not None else None
+    names += [short_labels([verdict.start])[0]] if before is not None else []
     left = 12 + LETTER * max(map(len, names))
     width, first_end = (left + 640.0, left + 300) if plan.whom else (left + 420.0, left + 400)
-    top, bottom = 34.0, 34.0 + ROW * len(plan.rows)
+    top, bottom = 34.0, 34.0 + ROW * len(names)
     scores = [
         value
         for arm, _ in plan.rows
         for value in (arm.mean, arm.low, arm.high, *arm.seed_means.values())
         if value is not None
     ]
+    if untrained is not None:
+        scores += [value for value in (before, untrained.low, untrained.high) if value is not None]
     axis = make_axis(scores, left + 10, first_end)
     better = "higher" if verdict.mode == "max" else "lower"
     parts = [*_axis_lines(axis, top, bottom, [number_text(tick, unit=verdict.unit) for tick in ticks(axis)])]
@@ -228,20 +236,21 @@ def forest_svg(verdict: Verdict, *, label: str = "Arms with their intervals") ->
         against = against if len(against) <= LONGEST_HEADING else "difference to the baseline"
         against = in_unit(against, difference_unit(verdict))
         parts.append(text_element(first_end + 56, 18, against, weight="600"))
-    for number, ((arm, comparison), name) in enumerate(zip(plan.rows, names, strict=True)):
+    for number, (arm, comparison) in enumerate(plan.rows):
         y = top + ROW * (number + 0.5)
         colour = "var(--accent, #3264a8)"
         if comparison:
             colour = f"var(--{comparison.verdict}, {VERDICTS[comparison.verdict]})"
         colour = "currentColor" if arm.arm == verdict.baseline_arm else colour
-        parts.append(text_element(left, y + 4, name, anchor="end"))
+        parts.append(text_element(left, y + 4, names[number], anchor="end"))
         counts = [f"{arm.n_tasks} tasks"] if arm.n_tasks and not verdict.per_run else []
         said = score_text(
             arm.mean, arm.low, arm.high, unit=verdict.unit,
             counts=[*counts, f"{arm.n_seeds} seeds" if arm.n_seeds != 1 else "1 seed"],
             marks=[arm.training_mark], n_errors=arm.n_errors, n_rollouts=arm.n_rollouts,
         )  # fmt: skip
-        parts.append(f"<g><title>{escape(visible(f'{arm.arm}: {said}'))}</title>")
+        mark = "baseline" if arm.arm == verdict.baseline_arm else "best" if verdict.winner and number == 0 else "other"
+        parts.append(f'<g class="is-{mark}"><title>{escape(visible(f"{arm.arm}: {said}"))}</title>')
         parts += _interval(axis, y, arm.mean, arm.low, arm.high, colour)
         seeds = list(arm.seed_means.values())
         if len(seeds) > 1:
@@ -249,13 +258,25 @@ def forest_svg(verdict: Verdict, *, label: str = "Arms with their intervals") ->
                 if math.isfinite(seed):
                     height = y + 8 + 2.5 * seeds[:place].count(seed)
                     parts.append(
-                        f'<circle cx="{axis(seed):g}" cy="{height:g}" r="2" fill="{colour}" fill-opacity="0.6"/>'
+                        f'<circle class="seed" cx="{axis(seed):g}" cy="{height:g}" r="2" fill="{colour}" '
+                        'fill-opacity="0.6"/>'
                     )
         parts.append("</g>")
         if other is not None:
             if comparison is not None:
                 parts += _interval(other, y, comparison.difference, comparison.low, comparison.high, colour)
             parts.append(text_element(width - 92, y + 4, comparison_word(comparison), fill=colour))
+    if untrained is not None and before is not None:
+        y = bottom - ROW / 2
+        said = score_text(before, untrained.low, untrained.high, n_errors=untrained.n_errors)
+        parts.append(text_element(left, y + 4, names[-1], anchor="end"))
+        if math.isfinite(before):
+            parts.append(
+                f'<line x1="{axis(before):g}" x2="{axis(before):g}" y1="{top:g}" y2="{bottom:g}" stroke="{MUTED}" '
+                'stroke-dasharray="1 4"/>'
+            )
+        parts.append(f'<g class="is-untrained"><title>{escape(visible(f"{verdict.start}: {said}"))}</title>')
+        parts += [*_interval(axis, y, before, untrained.low, untrained.high, MUTED), "</g>"]
     return svg_element(parts, width=width, height=bottom + 26, label=label)
 
 

@@ -56,9 +56,10 @@ class ChatAgent(PolicyAgent):
         shown = self.options.bash_output_chars
         tools = {tool.name: tool for tool in (_tool(name, environment, shown) for name in self.options.tools)}
         history = begin_chat(self.policy.renderer, self._messages(instruction), list(tools.values()))
+        observation = ""
         try:
             for number in range(1, self.options.max_turns + 1):
-                turn = await self.policy.complete_tokens(history.prompt)
+                turn = await self.policy.complete_tokens(history.prompt, observation=observation)
                 calls = calls_in(turn.text) if tools else []
                 # Calls of the last turn are not run: the model would not read what they return.
                 if not calls or number == self.options.max_turns:
@@ -66,6 +67,7 @@ class ChatAgent(PolicyAgent):
                 with self.policy.waiting_for(f"a tool: {', '.join(name for name, _ in calls if name)}"):
                     answers = await answer_calls(calls, tools)
                 history.add(turn, *answers)
+                observation = "\n".join(str(answer["content"]) for answer in answers)
         finally:
             tell(self.policy, context)
         await self._leave_answer(environment)

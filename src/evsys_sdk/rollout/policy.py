@@ -190,16 +190,31 @@ class Policy:
 
     async def complete(self, messages: Messages, **changes: object) -> Turn:
         """What the model says next in this chat; `changes` are sampling params, such as `max_tokens=32`."""
-        return await self.complete_tokens(self.renderer.prompt(messages), **changes)
+        return await self.complete_tokens(self.renderer.prompt(messages), **changes)  # type: ignore[arg-type]
 
-    async def complete_tokens(self, prompt: list[int], **changes: object) -> Turn:
-        """What the model writes after exactly these tokens."""
+    async def complete_tokens(self, prompt: list[int], *, observation: str | None = None, **changes: object) -> Turn:
+        """What the model writes after exactly these tokens. `observation`: the text of what is new in them; without it,
+        the tokens behind the turn before, where the prompt goes on from it."""
+        if observation is None:
+            observation = self._observation_in(prompt)
         sequence = await self._sequence(prompt, changes)
-        text = text_of(sequence.tokens, self.renderer.tokenizer)
-        turn = Turn(prompt_tokens=prompt, completion_tokens=sequence.tokens, logprobs=sequence.logprobs, text=text)
+        turn = Turn(
+            prompt_tokens=prompt,
+            completion_tokens=sequence.tokens,
+            logprobs=sequence.logprobs,
+            text=text_of(sequence.tokens, self.renderer.tokenizer),
+            observation=observation,
+        )
         self.turns.append(turn)
         self.stop_reason = sequence.stop_reason
         return turn
+
+    def _observation_in(self, prompt: list[int]) -> str:
+        if not self.turns:
+            return ""
+        known = [*self.turns[-1].prompt_tokens, *self.turns[-1].completion_tokens]
+        goes_on = prompt[: len(known)] == known
+        return self.renderer.tokenizer.decode(prompt[len(known) :]).strip() if goes_on else ""
 
     async def _sequence(self, prompt: list[int], changes: dict[str, object]) -> SampledSequence:
         # By calls and not by turns: an agent that asks again after a failed call gets another draw, and a new try

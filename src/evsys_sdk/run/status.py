@@ -32,6 +32,7 @@ from evsys_sdk.record.processes import (
     log_of,
     read_launch,
     reference_of,
+    resume_command,
     running_launch,
 )
 from evsys_sdk.record.rollouts import StoredJournal
@@ -114,12 +115,6 @@ def unscored_lines(runs: Iterable[RunResult]) -> list[str]:
         f"{shorten(error, 200)}. Fix the cause and run again with --fresh."
         for suite, (names, error) in found.items()
     ]
-
-
-def resume_command(command: Iterable[str]) -> str:
-    """The command that resumes an experiment: the one that launched it without its `--fresh`, however short that was
-    typed."""
-    return shlex.join(word for word in command if not ("--fresh".startswith(word) and len(word) > len("--f")))
 
 
 UNFINISHED = ("interrupted", "cancelled", "partial", "failed")

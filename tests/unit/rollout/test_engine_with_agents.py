@@ -105,6 +105,27 @@ async def test_every_turn_has_the_exact_tokens_it_was_asked_with_and_answered():
     assert rollout.metadata["n_output_tokens"] == sum(len(turn.completion_tokens) for turn in rollout.turns)
 
 
+async def test_a_turn_has_what_the_tools_said_since_the_turn_before():
+    [[rollout]] = await roll([task()], InTurn(CALL, CALL, "yes"), TOOLS)
+    assert [turn.observation for turn in rollout.turns] == ["", "3", "3"]
+
+
+async def test_what_an_agent_of_ones_own_shows_the_model_is_read_from_the_tokens(agent):
+    class Asks(PolicyAgent):
+        @staticmethod
+        def name():
+            return "asks"
+
+        async def run(self, instruction, environment, context):
+            messages = [{"role": "user", "content": instruction}]
+            turn = await self.policy.complete(messages)
+            more = [{"role": "assistant", "content": turn.text}, {"role": "user", "content": "Sure?"}]
+            await self.policy.complete([*messages, *more])
+
+    [[rollout]] = await roll([task()], InTurn("no", "yes"), agent(Asks))
+    assert rollout.turns[0].observation == "" and "Sure?" in rollout.turns[1].observation
+
+
 async def test_the_model_speaks_at_most_max_turns_times():
     model = InTurn(CALL)
     [[rollout]] = await roll([task()], model, TOOLS)

@@ -110,6 +110,7 @@ const start = (root) => {
   const order = [];
   const hidden = new Set();
   const state = { log: false, smooth: 0 };
+  let leftOut = 0; // curves that the server did not send, since one answer has a limit
 
   const ask = async (metrics, range) => {
     const query = new URLSearchParams(metrics.map((name) => ["metric", name]));
@@ -121,7 +122,9 @@ const start = (root) => {
     }
     const answer = await fetch(`${url}?${query}`, { headers: { Accept: "application/json" }, credentials: "same-origin" });
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-    return (await answer.json()).series;
+    const found = await answer.json();
+    leftOut = found.left_out ?? 0;
+    return found.series;
   };
 
   const chosen = () => [...panel.querySelectorAll("[data-metric]:checked")].map((box) => box.value);
@@ -302,7 +305,8 @@ const start = (root) => {
       }),
     );
     const left = order.length - most;
-    note.textContent = left > 0 ? `${left} more arms are in the table; at most ${most} are drawn.` : byArm ? "line: mean of the seeds; band: lowest to highest seed" : "";
+    const about = left > 0 ? `${left} more arms are in the table; at most ${most} are drawn.` : byArm ? "line: mean of the seeds; band: lowest to highest seed" : "";
+    note.textContent = leftOut ? `${leftOut} more curves of single runs are not sent and not drawn: choose fewer metrics. ${about}` : about;
   };
 
   const load = async () => {

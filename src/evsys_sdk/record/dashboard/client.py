@@ -61,6 +61,7 @@ class DashboardClient:
         self._target = {"api_url": self.api_url, "project_id": self.project_id, "offline": self.offline}
         self._lock = threading.Lock()
         self._session: MirrorSession | None = None
+        self._last_stamp = 0.0
         self._finished = False
         self._sender: Sender | None = None
         if not self.offline:
@@ -78,6 +79,12 @@ class DashboardClient:
         transport = Transport(self.api_url, api_key, self.project_id, timeout_seconds=self._timeout_seconds)
         return Sender(transport, lambda: mirror.left_behind(self.mirror_dir, self._target))
 
+    def _stamp(self) -> float:
+        """The time of a record. It never runs backwards, also when the clock is set back: of two values for a field the
+        newer one counts, and the end of a run must not count as older than its start."""
+        self._last_stamp = max(time.time(), self._last_stamp)
+        return self._last_stamp
+
     @property
     def mirror_path(self) -> Path | None:
         """This session's file; None before the first write."""
@@ -88,13 +95,13 @@ class DashboardClient:
     ) -> str:
         """Record an experiment; return its id. `details`: description, config, tags, metadata, ..."""
         identifier = experiment_id or wire.new_id()
-        event = wire.experiment_event(identifier, name=name, hypothesis=hypothesis, details=details, ts=time.time())
+        event = wire.experiment_event(identifier, name=name, hypothesis=hypothesis, details=details, ts=self._stamp())
         self._deliver(event)
         return identifier
 
     def update_experiment(self, experiment_id: str, **fields: object) -> None:
         """Set fields of an experiment: status, best_score, conclusion, ..."""
-        self._deliver(wire.experiment_update(experiment_id, fields, ts=time.time()))
+        self._deliver(wire.experiment_update(experiment_id, fields, ts=self._stamp()))
 
     def create_generation(
         self,
@@ -114,19 +121,19 @@ class DashboardClient:
                 name=name,
                 recipe_kind=recipe_kind,
                 run_config=run_config or {},
-                ts=time.time(),
+                ts=self._stamp(),
             )
         )
         return identifier
 
     def update_generation(self, generation_id: str, **fields: object) -> None:
         """Set fields of a run: status, metrics, artifacts, error, conclusion, ..."""
-        self._deliver(wire.generation_update(generation_id, fields, ts=time.time()))
+        self._deliver(wire.generation_update(generation_id, fields, ts=self._stamp()))
 
     def log_step_metric(self, generation_id: str, step: int, metrics: Mapping[str, float]) -> None:
         """Record the numbers of one step. Returns when the mirror has them."""
         refuse_non_numbers(metrics, step)
-        self._submit(wire.step_event(generation_id, step, metrics, ts=time.time()))
+        self._submit(wire.step_event(generation_id, step, metrics, ts=self._stamp()))
 
     def log_eval_run(
         self,
@@ -145,7 +152,7 @@ class DashboardClient:
         identifier = eval_run_id or wire.new_id()
         about = {"name": name, "split": split, "step": step, "benchmark_id": benchmark_id}
         fields: dict[str, object] = {**about, **details, "metrics": dict(metrics or {})}
-        self._deliver(wire.eval_event(identifier, generation_id, fields, ts=time.time()))
+        self._deliver(wire.eval_event(identifier, generation_id, fields, ts=self._stamp()))
         return identifier
 
     def log_predictions(
@@ -155,7 +162,7 @@ class DashboardClient:
         count = 0
         for prediction in predictions:
             record = {**prediction, "eval_run_id": eval_run_id}
-            self._submit(wire.prediction_event(generation_id, record, ts=time.time()))
+            self._submit(wire.prediction_event(generation_id, record, ts=self._stamp()))
             count += 1
         return count
 
@@ -164,7 +171,7 @@ class DashboardClient:
         identifier = benchmark_id or wire.derived_id(
             "benchmark", self.project_id or "", name, str(fields.get("version", ""))
         )
-        self._deliver(wire.benchmark_event(identifier, name=name, fields=fields, ts=time.time()))
+        self._deliver(wire.benchmark_event(identifier, name=name, fields=fields, ts=self._stamp()))
         return identifier
 
     def replay(self, session_path: str | Path) -> None:

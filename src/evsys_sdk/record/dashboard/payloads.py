@@ -16,6 +16,7 @@ from typing import Any
 from evsys_sdk.protocols import EvalResult, Rollout, Turn
 from evsys_sdk.record.dashboard.wire import derived_id
 from evsys_sdk.record.layout import stem_of
+from evsys_sdk.redaction import redact
 
 FIGURES = ("curves", "arms")
 MAX_FIGURE_BYTES = 2 * 1024 * 1024
@@ -64,7 +65,7 @@ def prediction_fields(eval_run_id: str, rollouts: Iterable[Rollout], questions: 
             "task_id": rollout.task_id,
             "completion": rollout.completion,
             "question": without_none(dict(question)) if question is not None else None,
-            "turns": [_turn(turn) for turn in rollout.turns],
+            "turns": [message for turn in rollout.turns for message in _messages(turn)],
             "reward": rollout.reward,
             "status": rollout.status,
             "error": rollout.error,
@@ -74,10 +75,13 @@ def prediction_fields(eval_run_id: str, rollouts: Iterable[Rollout], questions: 
         }
 
 
-def _turn(turn: Turn) -> dict[str, object]:
+def _messages(turn: Turn) -> Iterator[dict[str, object]]:
+    """What the model was shown since its turn before, and what it wrote."""
+    if turn.observation:
+        yield {"role": "tool", "text": redact(turn.observation)}
     # Counts and not the tokens themselves: a transcript is read by people, and tokens are ten times its size.
     tokens = {"prompt_tokens": len(turn.prompt_tokens), "completion_tokens": len(turn.completion_tokens)}
-    return {"role": "assistant", "text": turn.text, **tokens}
+    yield {"role": "assistant", "text": turn.text, **tokens}
 
 
 def checkpoints_in(run_dir: Path) -> list[dict[str, Any]]:
