@@ -230,7 +230,8 @@ def _answer_by_django(django: WSGIHandler, environ: dict[str, Any], emit: Callab
         plain = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         started.append((int(status.partition(" ")[0]), plain))
 
-    parts = django(environ, start_response)
+    with ingest.pages_in_flight:
+        parts = django(environ, start_response)
     try:
         [(status, headers)] = started
         emit({"type": "http.response.start", "status": status, "headers": headers})

@@ -50,8 +50,10 @@ SEARCH_SECONDS = 5.0
 """How often folders are looked through for new experiments; known ones are looked at every `POLL_SECONDS`."""
 PAUSE_SECONDS, BREATH_SECONDS, MOST_AT_ONCE = 0.02, 0.002, 50
 """While much is to be loaded: a pause per round and per run, in which pages are answered; and runs per round."""
-COMMIT_SECONDS = 0.2
+COMMIT_SECONDS = 0.1
 """Of reading experiments, until what was read is committed."""
+PAGE_SECONDS = 1.0
+"""How long reading waits, at most, for pages that are being answered."""
 LOG_BYTES = 64 * 1024
 LOG_LINES = 1000
 BATCH_LINES = 5000
@@ -152,8 +154,10 @@ class Follower:
         while waiting and not self._stop.is_set():
             # Many in one commit, whose fsync takes as long as reading one; each is a savepoint. Not all of them: pages
             # show what is there, and logging in waits for the commit.
+            ingest.pages_in_flight.wait_until_none(PAGE_SECONDS)
             until = time.monotonic() + COMMIT_SECONDS
             with ingest.writing():
+                self._read(*waiting.popleft())
                 while waiting and time.monotonic() < until:
                     self._read(*waiting.popleft())
 

@@ -57,6 +57,34 @@ def writing() -> Iterator[None]:
         yield
 
 
+class PagesInFlight:
+    """How many pages are being answered. Work in the background lets them go first: SQLite has one writer and Python
+    one running thread, and neither is fair to one who waits."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+        self._none = threading.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            self._none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                self._none.set()
+
+    def wait_until_none(self, seconds: float) -> bool:
+        return self._none.wait(seconds)
+
+
+pages_in_flight = PagesInFlight()
+
+
 def next_stamp() -> float:
     """The time for `updated`: always later than the one before, also when the clock is set back. Live pages ask for
     what is newer than the newest they have seen, so within `writing` it grows from commit to commit."""
