@@ -27,12 +27,13 @@ from django.http.request import split_domain_port, validate_host
 
 from evsys_dashboard import ingest
 from evsys_dashboard.auth import Refusal, check_key, note_use
-from evsys_dashboard.models import ApiKey, GenerationRow, PredictionRow
+from evsys_dashboard.models import ApiKey
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.dashboard.wire import API_PREFIX, PROJECT_HEADER
 
 HOT = re.compile(rf"{re.escape(API_PREFIX)}/sdk/generations/(?P<run>[^/]+)/(?P<kind>step|predictions)/")
+RUN_OF_PROJECT = "SELECT 1 FROM dashboard_generation WHERE id = %s AND project_id = %s"
 GROUP = 64
 """Requests in one commit, at most: the first of them waits for the last."""
 MAX_STRANGER_BYTES = 64 * 1024
@@ -67,7 +68,7 @@ class CheckedBatch:
 
     request: HotRequest
     steps: ingest.StepBatch | None
-    predictions: list[PredictionRow]
+    predictions: list[ingest.ReadPrediction]
     may_replace: bool = True
     """Whether its rollouts may take the place of stored ones; an agent's may not, it would grade itself."""
 
@@ -109,7 +110,8 @@ class Writer:
         connection.close()
 
     def _write(self, group: list[HotRequest]) -> None:
-        checked = [batch for request in group if (batch := self._check(request)) is not None]
+        keys: dict[tuple[str, str], ApiKey] = {}
+        checked = [batch for request in group if (batch := self._check(request, keys)) is not None]
         try:
             with ingest.writing():
                 ingest.save_steps([batch.steps for batch in checked if batch.steps is not None])
@@ -133,13 +135,18 @@ class Writer:
             if not batch.request.answer.done():
                 batch.request.answer.set_result(None)
 
-    def _check(self, request: HotRequest) -> CheckedBatch | None:
-        """The batch, or None for one that is refused."""
+    def _check(self, request: HotRequest, keys: dict[tuple[str, str], ApiKey]) -> CheckedBatch | None:
+        """The batch, or None for one that is refused. `keys` remembers the keys of this group."""
         try:
-            key = check_key(request.authorization, request.project_id, "write")
-            note_use(key)
-            if not GenerationRow.objects.filter(pk=request.run, project_id=key.project_id).exists():
-                raise Refusal(404, f"there is no run {request.run!r} in this project")
+            sender = request.authorization, request.project_id
+            if sender not in keys:
+                keys[sender] = check_key(*sender, "write")
+                note_use(keys[sender])
+            key = keys[sender]
+            with connection.cursor() as cursor:
+                cursor.execute(RUN_OF_PROJECT, [request.run, key.project_id])
+                if cursor.fetchone() is None:
+                    raise Refusal(404, f"there is no run {request.run!r} in this project")
             body = ingest.parse_body(request.data, request.encoding)
             if request.kind == "step":
                 return CheckedBatch(request, ingest.read_steps(request.run, body), [])
@@ -229,7 +236,8 @@ def _answer_by_django(django: WSGIHandler, environ: dict[str, Any], emit: Callab
         plain = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         started.append((int(status.partition(" ")[0]), plain))
 
-    parts = django(environ, start_response)
+    with ingest.pages_in_flight:
+        parts = django(environ, start_response)
     try:
         [(status, headers)] = started
         emit({"type": "http.response.start", "status": status, "headers": headers})

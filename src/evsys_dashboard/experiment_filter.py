@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q, QuerySet, TextField
+from django.db.models.functions import Cast
 from django.http import QueryDict
 
 from evsys_dashboard.models import ExperimentRow, Project
@@ -309,8 +310,12 @@ def list_page(project: Project, query: ListQuery) -> ListPage:
     found, problems = find_experiments(project, query)
     if query.group:
         return _grouped_page(found, query, problems)
-    total = found.order_by().count()
-    rows = list(found[query.start : query.start + PAGE])
+    if query.text:
+        # One search for both the number and the page: a filter reads the texts of every experiment.
+        ids = list(found.values_list("id", flat=True))
+        total, rows = len(ids), list(found.filter(pk__in=ids[query.start : query.start + PAGE]))
+    else:
+        total, rows = found.order_by().count(), list(found[query.start : query.start + PAGE])
     end = query.start + len(rows)
     return ListPage(
         query=query,
@@ -326,10 +331,20 @@ def _grouped_page(found: QuerySet[ExperimentRow], query: ListQuery, problems: Se
     column = {"tag": "tags", "model": "model", "parent": "parent_experiment_id", "day": "created"}[query.group]
     groups: dict[str, list[str]] = {}
     total = 0
-    for pk, value in found.values_list("id", column):
-        total += 1
-        for label in _labels(query.group, value):
-            groups.setdefault(label, []).append(pk)
+    if query.group == "tag":  # as JSON text: thousands of experiments have a few sets of tags, each parsed once
+        found_tags = found.annotate(tags_text=Cast("tags", TextField()))
+        sets: dict[str, list[str]] = {}
+        for pk, text in found_tags.values_list("id", "tags_text"):
+            total += 1
+            if text not in sets:
+                sets[text] = _labels(query.group, json.loads(text))
+            for label in sets[text]:
+                groups.setdefault(label, []).append(pk)
+    else:
+        for pk, value in found.values_list("id", column):
+            total += 1
+            for label in _labels(query.group, value):
+                groups.setdefault(label, []).append(pk)
     pairs = [(label, pk) for label, ids in groups.items() for pk in ids]
     chosen = pairs[query.start : query.start + PAGE]
     by_id = {row.id: row for row in found.filter(pk__in={pk for _, pk in chosen})}

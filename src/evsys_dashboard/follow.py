@@ -14,6 +14,7 @@ import re
 import shlex
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,10 @@ SEARCH_SECONDS = 5.0
 """How often folders are looked through for new experiments; known ones are looked at every `POLL_SECONDS`."""
 PAUSE_SECONDS, BREATH_SECONDS, MOST_AT_ONCE = 0.02, 0.002, 50
 """While much is to be loaded: a pause per round and per run, in which pages are answered; and runs per round."""
+COMMIT_SECONDS = 0.1
+"""Of reading experiments, until what was read is committed."""
+PAGE_SECONDS = 1.0
+"""How long reading waits, at most, for pages that are being answered."""
 LOG_BYTES = 64 * 1024
 LOG_LINES = 1000
 BATCH_LINES = 5000
@@ -146,16 +151,25 @@ class Follower:
             stamp = stamp_of(line)
             if stamp and known.get(str(record)) != stamp:
                 changed.append((newest_of(record), stamp, line))
-        for _, stamp, line in sorted(changed, key=lambda one: -one[0]):
-            if self._stop.is_set():
-                return
-            try:
-                read_experiment(self.project, line, stamp)
-            except DatabaseError:
-                raise
-            except Exception as exc:  # one record that breaks our reading must not hide the others
-                get_logger(__name__).debug("%s", line.record, exc_info=exc)
-                note_unreadable(self.project, line.record, stamp, f"{type(exc).__name__}: {exc}")
+        waiting = deque((stamp, line) for _, stamp, line in sorted(changed, key=lambda one: -one[0]))
+        while waiting and not self._stop.is_set():
+            # Many in one commit, whose fsync takes as long as reading one; each is a savepoint. Not all of them: pages
+            # show what is there, and logging in waits for the commit.
+            ingest.pages_in_flight.wait_until_none(PAGE_SECONDS)
+            until = time.monotonic() + COMMIT_SECONDS
+            with ingest.writing():
+                self._read(*waiting.popleft())
+                while waiting and time.monotonic() < until:
+                    self._read(*waiting.popleft())
+
+    def _read(self, stamp: str, line: IndexLine) -> None:
+        try:
+            read_experiment(self.project, line, stamp)
+        except DatabaseError:
+            raise
+        except Exception as exc:  # one record that breaks our reading must not hide the others
+            get_logger(__name__).debug("%s", line.record, exc_info=exc)
+            note_unreadable(self.project, line.record, stamp, f"{type(exc).__name__}: {exc}")
 
     def update_all(self) -> None:
         """Bring everything up to date, points and rollouts too, and then return."""
@@ -242,7 +256,7 @@ def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
     journal = JournalFacts.read(entry.journal)
     experiment_id = journal.experiment_id or derived_id("experiment", str(entry.record))
     others = ExperimentRow.objects.filter(pk=experiment_id).exclude(source="").exclude(source=str(entry.record))
-    if others.exclude(project=project).exists() or any(Path(one.source).exists() for one in others):
+    if any(owner != project.pk or Path(place).exists() for owner, place in others.values_list("project_id", "source")):
         # A copy of a folder is another experiment, and so is the same folder in another project.
         experiment_id = derived_id("experiment", project.pk, str(entry.record))
     body = _experiment_fields(entry, record, journal)
@@ -251,8 +265,8 @@ def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
         # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
         ExperimentRow.objects.filter(project=project, source=str(entry.record)).exclude(pk=experiment_id).delete()
         row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True)
-        for run in _runs_of(entry, record, journal):
-            _save_run(project, row, run, now)
+        runs = [_run_fields(row, run, now) for run in _runs_of(entry, record, journal)]
+        ingest.save_generations(row, dict(runs))
         row.refresh_from_db(fields=["n_arms", "n_runs", "updated"])
         row.source, row.stamp = str(entry.record), stamp
         row.created = _started(entry, record, journal)
@@ -294,7 +308,7 @@ def _experiment_fields(
     elif entry.problem is None:
         metadata = {"success_metric": {"name": digest.metric}} if digest.metric else {}
         fields["config"] = {"name": entry.name, "runs": [*journal.arms.values()], "metadata": metadata}
-    return {key: ingest.storable(ingest.finite(value)) for key, value in fields.items() if value is not None}
+    return {key: ingest.clean(value) for key, value in fields.items() if value is not None}
 
 
 def _started(entry: ExperimentEntry, record: ExperimentRecord | None, journal: JournalFacts) -> float:
@@ -386,10 +400,10 @@ def _runs_of(entry: ExperimentEntry, record: ExperimentRecord | None, journal: J
         )
 
 
-def _save_run(project: Project, experiment: ExperimentRow, run: FoundRun, now: float) -> None:
+def _run_fields(experiment: ExperimentRow, run: FoundRun, now: float) -> tuple[str, PlainFields]:
+    """The id of a run, and its fields for `ingest.save_generations`."""
     seed = int(match[1]) if (match := SEED.search(run.name)) else run.settings.get("seed")
     body: dict[str, Any] = {
-        "experiment_id": experiment.pk,
         "name": run.name,
         "arm": run.arm,
         "status": run.status if run.status in ingest.STATUSES else "failed",
@@ -401,11 +415,8 @@ def _save_run(project: Project, experiment: ExperimentRow, run: FoundRun, now: f
         body["error"] = run.recorded.error or ""
     if run.total_steps is not None:
         body["total_steps"] = run.total_steps
-    plain = ingest.storable(ingest.finite(body))
     generation_id = derived_id("generation", experiment.pk, run.run_id)
-    row = ingest.save_generation(project, generation_id, {**plain, "ts": now}, create=True)
-    if row.source != str(run.run_dir):
-        GenerationRow.objects.filter(pk=row.pk).update(source=str(run.run_dir))
+    return generation_id, {**ingest.clean(body), "ts": now, "source": str(run.run_dir)}
 
 
 # Points, evaluations and rollouts of a run.
@@ -470,7 +481,7 @@ def _load_record(generation: GenerationRow, run_dir: Path) -> None:
     record, plain = RunRecord.find(run_dir), read_object(RunRecord.path_in(run_dir))
     if record is None or plain is None:
         return
-    plain = ingest.storable(ingest.finite(RunRecord.upgrade(plain)))
+    plain = ingest.clean(RunRecord.upgrade(plain))
     body: PlainFields = {"record": plain, "checkpoints": checkpoints_in(run_dir), "error": record.error or ""}
     body["run_config"] = {**generation.run_config, **(plain.get("hparams") or {}), "name": generation.name}
     if record.seed is not None:
@@ -584,9 +595,9 @@ def _save_eval(generation: GenerationRow, result: EvalResult, questions: Mapping
         {**{key: value for key, value in one.items() if value is not None}, "eval_run_id": identifier, "ts": now}
         for one in prediction_fields(identifier, result.rollouts, questions)
     ]
-    rows = ingest.read_predictions(project, generation.pk, {"predictions": ingest.storable(ingest.finite(items))})
+    rows = ingest.read_predictions(project, generation.pk, {"predictions": ingest.clean(items)})
     with ingest.writing():
-        plain = ingest.storable(ingest.finite(fields))
+        plain = ingest.clean(fields)
         ingest.save_predictions(rows)
         ingest.save_eval(project, generation, {**plain, "id": identifier, "ts": now})
 

@@ -15,10 +15,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
-from django.db import models, transaction
+from django.db import connection, models, transaction
 
 from evsys_dashboard.auth import Refusal
 from evsys_dashboard.models import TEST, EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
@@ -36,10 +37,13 @@ MAX_ID = 100
 MAX_DEPTH = 60
 """Of JSON: deeper data is no record of ours, and would end in a RecursionError somewhere."""
 MAX_NUMBERS_PER_STEP = 2000
+MAX_SECONDS = 1e11
+"""Since the epoch."""
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL cannot store: NUL and half a surrogate pair."""
 HINTS = (b"\\u0000", b"\\ud", b"\\uD")
 """How JSON writes them; a body without these need not be searched."""
+TEXT_HINTS = tuple(hint.decode() for hint in HINTS)
 
 _lock = threading.RLock()
 _last_stamp = 0.0
@@ -51,6 +55,34 @@ def writing() -> Iterator[None]:
     is faster than one that asks SQLite again and again."""
     with _lock, transaction.atomic():
         yield
+
+
+class PagesInFlight:
+    """How many pages are being answered. Work in the background lets them go first: SQLite has one writer and Python
+    one running thread, and neither is fair to one who waits."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+        self._none = threading.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            self._none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                self._none.set()
+
+    def wait_until_none(self, seconds: float) -> bool:
+        return self._none.wait(seconds)
+
+
+pages_in_flight = PagesInFlight()
 
 
 def next_stamp() -> float:
@@ -129,6 +161,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def clean(value: Any) -> Any:
+    """Plain data as a JSON column stores it: `finite` and `storable`. Most data is, and is only looked at."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return storable(finite(value))
+    return storable(finite(value)) if any(hint in text for hint in TEXT_HINTS) else value
 
 
 # Fields. Each reader takes a value of a request and returns what the column takes, or raises ValueError.
@@ -285,35 +326,67 @@ def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any
     changed |= _note_times(row, fields, is_start=create)
     if changed & {"record", "config", "status"}:
         summarize(row)
-    if changed & {"record"}:
+    if changed & {"record"} and not is_new:  # a new one has no runs yet
         _name_arms(row)
     return _store(row, changed, is_new)
 
 
 def save_generation(project: Project, generation_id: str, body: Mapping[str, Any], *, create: bool) -> GenerationRow:
     """Create a run or set fields of one."""
-    checkpoint = body.get("last_checkpoint")
-    fields = read_fields({key: value for key, value in body.items() if key != "last_checkpoint"}, GENERATION)
     row = _find(GenerationRow, project, generation_id, create=create)
     is_new = row is None
     if row is None:
         if not create:
             raise Refusal(404, f"there is no run {generation_id!r} in this project")
-        experiment = _experiment_for(project, read_field(_id, body, "experiment_id"), fields.ts)
-        row = GenerationRow(
-            id=generation_id, project=project, experiment=experiment, name=generation_id, created=fields.ts
-        )
+        ts = read_field(_any_number, body, "ts")
+        experiment = _experiment_for(project, read_field(_id, body, "experiment_id"), ts)
+        row = GenerationRow(id=generation_id, project=project, experiment=experiment, name=generation_id, created=ts)
+    changed = _set_generation(row, body, is_start=create)
+    _store(row, changed, is_new)
+    if is_new or "status" in changed:
+        _count_runs(row.experiment_id)
+    return row
+
+
+def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str, Any]]) -> None:
+    """Create the runs of an experiment, or set fields of them: by id, with `source` beside the fields of the wire. One
+    statement for all where `save_generation` has nine for each."""
+    found = {row.pk: row for row in GenerationRow.objects.select_for_update(of=("self",)).filter(pk__in=list(bodies))}
+    new = []
+    for generation_id, body in bodies.items():
+        row = found.get(generation_id)
+        if row is None:
+            ts = read_field(_any_number, body, "ts")
+            row = GenerationRow(
+                id=generation_id, project=experiment.project, experiment=experiment, name=generation_id, created=ts
+            )
+            new.append(row)
+        elif row.project_id != experiment.project_id:
+            raise Refusal(409, f"the id {generation_id!r} is taken; make a new one")
+        changed = _set_generation(row, {key: body[key] for key in body if key != "source"}, is_start=True)
+        if row.source != body["source"]:
+            row.source = body["source"]
+            changed.add("source")
+        if generation_id in found:
+            _store(row, changed, is_new=False)
+        else:
+            row.updated = next_stamp()
+    GenerationRow.objects.bulk_create(new)
+    _count_runs(experiment.pk)
+
+
+def _set_generation(row: GenerationRow, body: Mapping[str, Any], *, is_start: bool) -> set[str]:
+    """Set the fields of a request; returns the columns that changed."""
+    checkpoint = body.get("last_checkpoint")
+    fields = read_fields({key: value for key, value in body.items() if key != "last_checkpoint"}, GENERATION)
     changed = apply_fields(row, fields, extra_column="extra")
-    changed |= _note_times(row, fields, is_start=create)
+    changed |= _note_times(row, fields, is_start=is_start)
     if checkpoint is not None:
         changed |= _add_checkpoint(row, checkpoint)
     if changed & {"name", "run_config"}:
         _name_arm(row)
         changed |= {"arm", "seed"}
-    row = _store(row, changed, is_new)
-    if is_new or "status" in changed:
-        _count_runs(row.experiment_id)
-    return row
+    return changed
 
 
 def _find[T: models.Model](kind: type[T], project: Project, identifier: str, *, create: bool = True) -> T | None:
@@ -389,7 +462,7 @@ def _add_checkpoint(row: GenerationRow, checkpoint: Any) -> set[str]:
 
 def _count_runs(experiment_id: str) -> None:
     runs = GenerationRow.objects.filter(experiment_id=experiment_id)
-    counts = {"n_runs": runs.count(), "n_arms": runs.values("arm").distinct().count()}
+    counts = runs.aggregate(n_runs=models.Count("pk"), n_arms=models.Count("arm", distinct=True))
     ExperimentRow.objects.filter(pk=experiment_id).exclude(**counts).update(**counts, updated=next_stamp())
 
 
@@ -465,28 +538,41 @@ def read_steps(generation_id: str, body: Mapping[str, Any]) -> StepBatch:
     curves: dict[str, StepValues] = {}
     last = -MAX_STEP
     items = read_field(_list, body, "steps") if "steps" in body else [body]
+    # This loop decides how many points a second the server takes: the usual values are seen without a call.
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(422, f"steps: expected objects, got {type(item).__name__}")
-        step, ts = read_field(_step, item, "step"), int(read_field(_finite_time, item, "ts") * 1000)
-        metrics = read_field(_dict, item, "metrics")
+        step, ts, metrics = item.get("step"), item.get("ts"), item.get("metrics")
+        if type(step) is not int or not -MAX_STEP <= step <= MAX_STEP:
+            step = read_field(_step, item, "step")
+        if type(ts) is not float or not 0 <= ts < MAX_SECONDS:
+            ts = read_field(_finite_time, item, "ts")
+        if type(metrics) is not dict:
+            metrics = read_field(_dict, item, "metrics")
         if len(metrics) > MAX_NUMBERS_PER_STEP:
             raise Refusal(422, f"step {step} has {len(metrics):,} numbers; at most {MAX_NUMBERS_PER_STEP:,}")
-        last = max(last, step)
+        if step > last:
+            last = step
+        ts = int(ts * 1000)
         for name, value in metrics.items():
-            # The usual number without a call: this loop decides how many points a second the server takes.
-            number = value if type(value) is float else read_field(_any_number, metrics, name)
-            values = curves.setdefault(name[:MAX_NAME], {})
+            number = value if type(value) is float else float(read_field(_any_number, metrics, name))
+            values = curves.get(name)
+            if values is None:
+                values = curves.setdefault(name[:MAX_NAME], {})
             if step not in values or values[step][1] <= ts:
-                values[step] = (float(number), ts)
+                values[step] = (number, ts)
     return StepBatch(generation_id=generation_id, curves=curves, last_step=last)
 
 
 def _finite_time(value: Any) -> float:
     found = _any_number(value)
-    if not 0 <= found < 1e11:
+    if not 0 <= found < MAX_SECONDS:
         raise ValueError(f"{value!r} is no time in seconds since the epoch")
     return found
+
+
+UPDATE_RUN = """UPDATE dashboard_generation SET heartbeat = %s, updated = %s,
+    last_step = CASE WHEN last_step > %s THEN last_step ELSE %s END WHERE id = %s"""
 
 
 def save_steps(batches: Sequence[StepBatch]) -> None:
@@ -495,29 +581,47 @@ def save_steps(batches: Sequence[StepBatch]) -> None:
     last: dict[str, int] = {}
     for batch in batches:
         for name, values in batch.curves.items():
-            kept = merged.setdefault((batch.generation_id, name), {})
-            for step, found in values.items():
+            kept = merged.setdefault((batch.generation_id, name), values)
+            for step, found in values.items() if kept is not values else ():
                 if step not in kept or kept[step][1] <= found[1]:
                     kept[step] = found
         last[batch.generation_id] = max(batch.last_step, last.get(batch.generation_id, -MAX_STEP))
+    if not last:
+        return
     changed = write_points(merged)
     now = time.time()
-    for generation_id, step in last.items():
-        rows = GenerationRow.objects.filter(pk=generation_id)
-        if generation_id in changed:
-            highest = models.functions.Greatest(models.functions.Coalesce("last_step", step), step)
-            rows.update(last_step=highest, heartbeat=now, updated=next_stamp())
-        else:
-            rows.update(heartbeat=now)
+    with connection.cursor() as cursor:
+        for generation_id, step in last.items():
+            if generation_id in changed:
+                cursor.execute(UPDATE_RUN, [now, next_stamp(), step, step, generation_id])
+            else:
+                cursor.execute("UPDATE dashboard_generation SET heartbeat = %s WHERE id = %s", [now, generation_id])
 
 
 OF_PREDICTION = frozenset(["id", "ts", "task_id", "reward", "status", "completion", "eval_run_id"])
 
 
-def read_predictions(project: Project, generation_id: str, body: Mapping[str, Any]) -> list[PredictionRow]:
+@dataclass(frozen=True, slots=True)
+class ReadPrediction:
+    """A rollout, checked: a row of `PredictionRow`, of which making one takes longer than writing it."""
+
+    id: str
+    project_id: str
+    generation_id: str
+    eval_id: str | None
+    task_id: str
+    reward: float | None
+    status: str
+    completion: str
+    body: str
+    """JSON."""
+    created: float
+
+
+def read_predictions(project: Project, generation_id: str, body: Mapping[str, Any]) -> list[ReadPrediction]:
     """Check a batch of rollouts: `{"predictions": [{...}]}`, or one."""
     items = read_field(_list, body, "predictions") if "predictions" in body else [body]
-    found: dict[str, PredictionRow] = {}
+    found: dict[str, ReadPrediction] = {}
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(422, f"predictions: expected objects, got {type(item).__name__}")
@@ -527,27 +631,36 @@ def read_predictions(project: Project, generation_id: str, body: Mapping[str, An
         rest = {key: value for key, value in given.items() if key not in OF_PREDICTION}
         if reward is not None and not is_finite:
             rest["reward"] = finite(reward)
-        row = PredictionRow(
-            id=read_field(_id, given, "id"),
-            project_id=project.pk,
-            generation_id=generation_id,
-            eval_id=read_field(_id, given, "eval_run_id") if "eval_run_id" in given else None,
-            task_id=str(given.get("task_id", ""))[:MAX_NAME],
-            reward=reward if is_finite else None,
-            status=str(given.get("status", ""))[:20],
-            completion=read_field(_text, given, "completion") if "completion" in given else "",
-            body=rest,
-            created=read_field(_finite_time, given, "ts"),
+        row = ReadPrediction(
+            read_field(_id, given, "id"),
+            project.pk,
+            generation_id,
+            read_field(_id, given, "eval_run_id") if "eval_run_id" in given else None,
+            str(given.get("task_id", ""))[:MAX_NAME],
+            reward if is_finite else None,
+            str(given.get("status", ""))[:20],
+            read_field(_text, given, "completion") if "completion" in given else "",
+            json.dumps(rest),
+            read_field(_finite_time, given, "ts"),
         )
-        if row.pk not in found or found[row.pk].created <= row.created:
-            found[row.pk] = row
+        if row.id not in found or found[row.id].created <= row.created:
+            found[row.id] = row
     return list(found.values())
 
 
-def save_predictions(rows: Iterable[PredictionRow], *, added: Iterable[PredictionRow] = ()) -> None:
+PREDICTION_COLUMNS = [field.name for field in fields(ReadPrediction)]
+INSERT_PREDICTION = (
+    f"INSERT INTO dashboard_prediction ({', '.join(PREDICTION_COLUMNS)}) "
+    f"VALUES ({', '.join(['%s'] * len(PREDICTION_COLUMNS))}) ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in PREDICTION_COLUMNS if name not in ("id", "project_id"))
+)
+values_of = attrgetter(*PREDICTION_COLUMNS)
+
+
+def save_predictions(rows: Iterable[ReadPrediction], *, added: Iterable[ReadPrediction] = ()) -> None:
     """Write rollouts, the newest of each id. `added`: those of keys that may add rollouts and change none."""
-    new_only = {row.pk: row for row in added}
-    wanted = new_only | {row.pk: row for row in rows}
+    new_only = {row.id: row for row in added}
+    wanted = new_only | {row.id: row for row in rows}
     times: dict[str, tuple[str, float]] = {}
     ids = list(wanted)
     for start in range(0, len(ids), 500):
@@ -559,13 +672,10 @@ def save_predictions(rows: Iterable[PredictionRow], *, added: Iterable[Predictio
         for pk, row in wanted.items()
         if pk not in times or (row is not new_only.get(pk) and _is_newer(row, *times[pk]))
     ]
-    columns = ["eval_id", "task_id", "reward", "status", "completion", "body", "created", "generation_id"]
-    updates = [name.removesuffix("_id") if name in ("eval_id", "generation_id") else name for name in columns]
     if not newer:
         return
-    PredictionRow.objects.bulk_create(
-        newer, update_conflicts=True, unique_fields=["id"], update_fields=updates, batch_size=200
-    )
+    with connection.cursor() as cursor:
+        cursor.executemany(INSERT_PREDICTION, list(map(values_of, newer)))
     evals = {(row.project_id, row.eval_id) for row in newer if row.eval_id}
     for project_id, eval_id in evals:  # a rollout may name an evaluation of another project, and must not count there
         count = PredictionRow.objects.filter(project_id=project_id, eval_id=eval_id).count()
@@ -573,7 +683,7 @@ def save_predictions(rows: Iterable[PredictionRow], *, added: Iterable[Predictio
     _touch(sorted({row.generation_id for row in newer}))
 
 
-def _is_newer(row: PredictionRow, owner: str, created: float) -> bool:
+def _is_newer(row: ReadPrediction, owner: str, created: float) -> bool:
     # An id of another project is left alone: overwriting it would reach into that project.
     return owner == row.project_id and row.created > created
 

@@ -100,6 +100,8 @@ def plain_json(value: object, *, indent: int | None = None) -> str:
     """Standard JSON of data that must come back as it was: rows of a dataset."""
     try:
         # Nearly all records have no NaN: only one that has is copied.
+        if indent is None:
+            return _ENCODER.encode(value)
         return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False, default=_plain)
     except ValueError:
         return json.dumps(_without_nan(value), indent=indent, ensure_ascii=False, default=_plain)
@@ -109,6 +111,10 @@ def _plain(value: object) -> object:
     if hasattr(value, "tolist"):  # a numpy scalar or array
         return _without_nan(value.tolist())
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain)
+"""Made once: `json.dumps` with these settings would make one at each call."""
 
 
 def _without_nan(value: object) -> object:

@@ -98,7 +98,14 @@ _SHAPE_MARKS = (
     "sk-", "sk_", "rk_", "pk_", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "xai-",
     "gsk_", "tml-", "e2b_", "r8_", "nvapi-", "AKIA", "ASIA", "AIza", "ya29", "eyJ", "slack.com",
 )  # fmt: skip
-"""One of these is in every text that `_SHAPES` finds something in; looking for them is much faster."""
+"""One of these begins every text that `_SHAPES` finds something in."""
+_SHAPE_SIGN = re.compile(
+    r"[-_](?:(?<=sk-)|(?<=[srp]k_live_)|(?<=[srp]k_test_)|(?<=hf_)|(?<=gh[pousr]_)|(?<=github_pat_)|(?<=glpat-)"
+    r"|(?<=xox[abeprs]-)|(?<=xai-)|(?<=gsk_)|(?<=tml-)|(?<=e2b_)|(?<=r8_)|(?<=nvapi-))"
+)
+_SHAPE_WORDS = ("AKIA", "ASIA", "AIza", "ya29.", "eyJ", "slack.com")
+"""One of these words, or a `_SHAPE_SIGN`, is in every text that `_SHAPES` finds something in. Looking for them is ten
+times faster, and `task_id`, which is in every rollout, is none of them."""
 
 
 class _Known:
@@ -162,23 +169,29 @@ def redact(text: str) -> str:
     text = redact_values(text)
     if "://" in text and "@" in text:
         text = _USER_IN_URL.sub(rf"\1{REDACTED}@", text)
-    if any(mark in text for mark in _SHAPE_MARKS):
+    if _SHAPE_SIGN.search(text) or any(word in text for word in _SHAPE_WORDS):
         text = _SHAPES.sub(REDACTED, text)
     if "PRIVATE KEY-----" in text:
         text = _PRIVATE_KEY.sub(REDACTED, text)
     if "=" in text and ("?" in text or "&" in text or "#" in text or "\\u0026" in text):
         text = _QUERY.sub(lambda one: one[1] + (REDACTED if _is_secret_parameter(one[2], one[3]) else one[3]), text)
     lowered = text.lower()
-    if any(word in lowered for word in _ASSIGNMENT_MARKS):
+    # The searches themselves take 0.1 us a character: a word as common as `api`, which is in every path of the
+    # dashboard's wire, must not start them.
+    is_named = ("key" in lowered or "token" in lowered) and any(name in lowered for name in _ASSIGNED_NAMES)
+    if is_named or any(mark in lowered for mark in ("bearer", "password=", "passwd=", "secret=")):
         text = _AFTER.sub(rf"\g<1>{REDACTED}", text)
+    if "authorization" in lowered:
         text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
+    if "basic" in lowered:
         text = _BASIC.sub(lambda found: f"{found[1]}{REDACTED}" if _says_user(found[2]) else found[0], text)
     return text
 
 
-_ASSIGNMENT_MARKS = (
-    "bearer", "basic", "authorization", "api", "auth", "access", "passw", "secret=",
-)  # fmt: skip
+_ASSIGNED_NAMES = tuple(
+    first + sign + last for first in ("api", "auth", "access") for sign in ("", "-", "_") for last in ("key", "token")
+)
+"""What `_AFTER` looks for before a `:` or `=`, in lower case."""
 
 
 def redact_values(text: str) -> str:

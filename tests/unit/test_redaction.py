@@ -385,3 +385,41 @@ def test_what_a_tool_printed_is_redacted_and_what_the_model_wrote_is_not():
     found = redact_rollout({"turns": [{"text": "env", "observation": ""}, turn], "error": None, "metadata": {}})
     assert found["turns"][0] == {"text": "env", "observation": ""}
     assert found["turns"][1]["text"] == turn["text"] and "s3cr3t" not in found["turns"][1]["observation"]
+
+
+SHAPED = [
+    "sk-Abc123def456ghi789", "sk_live_Abc123def456", "rk_test_Abc123def456", "pk_live_Abc123def456",
+    "hf_Abc123def456ghi789", "ghp_Abc123def456ghi789jkl", "gho_Abc123def456ghi789jkl", "ghu_Abc123def456ghi789jkl",
+    "ghs_Abc123def456ghi789jkl", "ghr_Abc123def456ghi789jkl", "github_pat_Abc123def456ghi789jkl",
+    "glpat-Abc123def456ghi789", "xoxb-Abc123def456", "xai-Abc123def456ghi789", "gsk_Abc123def456ghi789",
+    "tml-Abc123def456ghi789", "e2b_Abc123def456ghi789", "r8_Abc123def456ghi789", "nvapi-Abc123def456ghi789",
+    "AKIAABCDEFGHIJKLMNOP", "ASIAABCDEFGHIJKLMNOP", "AIzaAbc123def456ghi789jkl012mno345pq",
+    "ya29.Abc123def456ghi789jkl", "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2",
+    "hooks.slack.com/services/Abc123/def456/ghi789jkl",
+]  # fmt: skip
+ASSIGNED = [
+    f"{first}{sign}{last}{by}Abc123def456"
+    for first in ("api", "Auth", "ACCESS")
+    for sign in ("", "-", "_")
+    for last in ("key", "Token")
+    for by in ("=", ": ", '": "')
+] + ["Bearer Abc123def456", "password=Abc123def456", "PASSWD=Abc123def456", "client_secret=Abc123def456"]  # fmt: skip
+
+
+@pytest.mark.parametrize("secret", [*SHAPED, *ASSIGNED])
+def test_each_shape_alone_starts_the_search_for_it(secret: str) -> None:
+    # Redaction first asks cheaply whether a text may hold a shape; that question must not miss one.
+    for text in (secret, f"so: {secret} and on", f'{{"text": "a\\n{secret}"}}'):
+        assert REDACTED in redact(text)
+
+
+def test_a_rollout_without_secrets_is_searched_by_no_slow_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused:
+        def sub(self, *_: object) -> str:
+            raise AssertionError("a slow search ran")
+
+    for name in ("_SHAPES", "_AFTER", "_HEADER", "_BASIC"):
+        monkeypatch.setattr(redaction, name, Refused())
+    path = "/api/dashboard/api/sdk/generations/7b0f5f0e-6c1f/predictions/"
+    line = to_json({"path": path, "body": {"task_id": "t-1", "completion": "Accessing the author's key."}})
+    assert redact(line) == line

@@ -26,7 +26,7 @@ def test_what_was_not_acknowledged_is_read_again_by_the_next_owner(tmp_path: Pat
     session.acknowledge(window.ends[0])
     session.close()
     (claimed,) = left_behind(tmp_path, TARGET)
-    assert [event.body["step"] for event in claimed.read().events] == [1, 2]
+    assert [line.event().body["step"] for line in claimed.read().lines] == [1, 2]
 
 
 def test_a_session_whose_owner_lives_is_left_alone(tmp_path: Path) -> None:
@@ -58,12 +58,12 @@ def test_a_window_is_bounded_in_lines_and_bytes_yet_takes_one_huge_line(tmp_path
     for number in range(wire.MAX_BATCH_LINES + 10):
         session.append(step(number))
     window = session.read()
-    assert len(window.events) == wire.MAX_BATCH_LINES
+    assert len(window.lines) == wire.MAX_BATCH_LINES
     session.acknowledge(window.end)
     session.acknowledge(session.read().end)
     for number in range(3):
         session.append(step(number, text="x" * (wire.MAX_BATCH_BYTES + 1)))
-    assert len(session.read().events) == 1
+    assert len(session.read().lines) == 1
 
 
 def test_torn_and_foreign_lines_are_stepped_over(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_torn_and_foreign_lines_are_stepped_over(tmp_path: Path) -> None:
     with open(session.path, "a") as handle:
         handle.write('{"half')
     window = session.read()
-    assert [event.body["step"] for event in window.events] == [1, 2]
+    assert [line.event().body["step"] for line in window.lines] == [1, 2]
     session.acknowledge(window.end)
     assert session.unsent_bytes == len('{"half')
 
@@ -87,7 +87,7 @@ def test_an_unreadable_acknowledgement_means_send_again(tmp_path: Path) -> None:
     session.close()
     session.path.with_suffix(".ack").write_text("garbage")
     (claimed,) = left_behind(tmp_path, TARGET)
-    assert len(claimed.read().events) == 1
+    assert len(claimed.read().lines) == 1
 
 
 def test_the_first_line_says_where_a_session_belongs_and_holds_no_secret(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from evsys_sdk import constants
 from evsys_sdk.files import to_json
 from evsys_sdk.record.dashboard import wire
-from evsys_sdk.record.dashboard.wire import WireEvent
+from evsys_sdk.record.dashboard.wire import WireEvent, WireLine
 
 
 def test_the_wire_imports_only_the_standard_library() -> None:
@@ -59,6 +59,6 @@ def test_items_travel_together_but_never_past_a_request_of_their_own() -> None:
 
 def test_a_batch_is_one_request_with_a_list() -> None:
     events = [wire.step_event("g", n, {"loss": 1.0}, ts=0.0) for n in (1, 2)]
-    request = wire.request_of(events)
+    request = wire.request_of([WireLine.read(json.dumps(event.to_dict()).encode(), {}) for event in events])
     assert (request.method, request.path) == ("POST", wire.steps_path("g"))
-    assert [item["step"] for item in request.body["steps"]] == [1, 2]
+    assert [item["step"] for item in json.loads(request.body)["steps"]] == [1, 2]

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from evsys_sdk import files
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.format import visible
 from evsys_sdk.logs import get_logger
-from evsys_sdk.record.dashboard.wire import MAX_BATCH_BYTES, MAX_BATCH_LINES, WireEvent
+from evsys_sdk.record.dashboard.wire import MAX_BATCH_BYTES, MAX_BATCH_LINES, LineHead, WireEvent, WireLine
 from evsys_sdk.record.lines import LineFile
 from evsys_sdk.redaction import has_numeric_secrets, redact, secrets_known
 
@@ -39,9 +40,9 @@ def project_folder(log_dir: str | Path, project_id: str | None) -> Path:
 class Window:
     """A stretch of a session that goes out together."""
 
-    events: list[WireEvent] = field(default_factory=list)
+    lines: list[WireLine] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """Byte offset behind each event."""
+    """Byte offset behind each line."""
     end: int = 0
     """Byte offset behind the whole stretch, unreadable lines included."""
 
@@ -49,10 +50,13 @@ class Window:
 class MirrorSession:
     """One session file, held by this process until `close`."""
 
-    def __init__(self, file: LineFile, acknowledged: int):
+    def __init__(self, file: LineFile, acknowledged: int, *, secrets_searched: int = -1):
         self.path = file.path
         self._file = file
         self.acknowledged = acknowledged
+        self._secrets_searched = secrets_searched
+        """How many secrets were known when the first line was written, and so at least for every line; -1 for lines of
+        another process."""
         self._searched: set[tuple[str | int, ...]] = set()
         """Texts of steps in which there was nothing to redact."""
 
@@ -64,7 +68,8 @@ class MirrorSession:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         # The header after the lock: a client that looks in between (`left_behind`) finds an empty file and passes it
         # over.
-        return cls(file, file.append(files.to_json({"session": name, **target})))
+        start = file.append(files.to_json({"session": name, **target}))
+        return cls(file, start, secrets_searched=secrets_known())
 
     @classmethod
     def claim(cls, path: Path, *, from_start: bool = False) -> MirrorSession | None:
@@ -86,7 +91,7 @@ class MirrorSession:
     def _line(self, event: WireEvent) -> str:
         """The event as JSON without secrets."""
         if event.batch != "steps":
-            return redact(files.to_json(event.to_dict()))
+            return visible(redact(files.plain_json(event.to_dict())))
         # A step has text only in its path and in the names of its metrics. Once a search has found nothing in those,
         # steps with the same names are not searched: the search takes two thirds of a `log_step`. Secrets that the
         # process learns later make another key.
@@ -94,10 +99,15 @@ class MirrorSession:
         plain = files.plain_json(event.to_dict())
         if texts in self._searched:
             return plain
-        line = redact(files.to_json(event.to_dict()))
+        line = visible(redact(plain))
         if line == plain and len(self._searched) < MAX_SEARCHED and not has_numeric_secrets():
             self._searched.add(texts)
         return line
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether every line was searched for all secrets that are known now."""
+        return self._secrets_searched == secrets_known()
 
     @property
     def unsent_bytes(self) -> int:
@@ -109,35 +119,44 @@ class MirrorSession:
             return sum(1 for _ in handle)
 
     def read(self) -> Window:
-        """The next events that were not acknowledged, up to the size of a batch."""
+        """The next lines that were not acknowledged, up to the size of a batch."""
         window = Window(end=self.acknowledged)
+        heads: dict[bytes, LineHead] = {}
         with open(self.path, "rb") as handle:
             handle.seek(self.acknowledged)
-            while len(window.events) < MAX_BATCH_LINES and window.end - self.acknowledged < MAX_BATCH_BYTES:
+            while len(window.lines) < MAX_BATCH_LINES and window.end - self.acknowledged < MAX_BATCH_BYTES:
                 line = handle.readline()
                 if not line.endswith(b"\n"):
                     break  # the end, or a line that is still being written
                 window.end += len(line)
                 try:
-                    window.events.append(WireEvent.from_dict(json.loads(line)))
+                    window.lines.append(WireLine.read(line[:-1], heads))
                     window.ends.append(window.end)
                 except (ValueError, KeyError, TypeError) as exc:
                     if line.strip():
-                        get_logger(__name__).warning("skipped an unreadable line of %s: %s", self.path, exc)
+                        self.warn_unreadable(exc)
         return window
+
+    def warn_unreadable(self, why: object) -> None:
+        get_logger(__name__).warning("skipped an unreadable line of %s: %s", self.path, why)
 
     def acknowledge(self, offset: int) -> None:
         """The server has everything up to `offset`."""
         if offset > self.acknowledged:
             self.acknowledged = offset
             # Memory first: if this cannot be written, the session goes on, and only the next client sends something
-            # twice.
-            files.write_text(self.path.with_suffix(".ack"), str(offset))
+            # twice. For the same reason there is no fsync, which takes longer than a batch. One write of as many bytes
+            # as the one before: a kill leaves the old number or the new one, never a mixture.
+            descriptor = os.open(self.path.with_suffix(".ack"), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(descriptor, b"%020d" % offset, 0)
+            finally:
+                os.close(descriptor)
 
-    def reject(self, event: WireEvent, reason: str) -> None:
-        """Note an event that the server will never take; the mirror itself keeps it too."""
+    def reject(self, line: WireLine, reason: str) -> None:
+        """Note a line that the server will never take; the mirror itself keeps it too."""
         file = LineFile(self.path.with_suffix(".rejected"))
-        file.append(redact(files.to_json({"reason": reason, **event.to_dict()})))
+        file.append(redact(files.to_json({"reason": reason, **line.event().to_dict()})))
         file.close()
 
     def close(self) -> None:

@@ -13,18 +13,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
-from evsys_sdk import files
 from evsys_sdk.errors import DashboardClientError, shorten
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.dashboard.mirror import MirrorSession
-from evsys_sdk.record.dashboard.wire import WireEvent, WireRequest, batched, headers, request_of
+from evsys_sdk.record.dashboard.wire import WireEvent, WireLine, WireRequest, batched, headers, request_of
 from evsys_sdk.redaction import redact
 
 CONNECT_SECONDS = 3.05
 MAX_PAUSE_SECONDS = 30.0
 AUTH_STATUSES = (401, 403)
+SEND_BYTES = 128 * 1024
+"""So much goes out at once; less waits up to `linger_seconds` for more. Smaller, and the requests take longer than what
+is in them; larger, and the server waits for the client and then the client for the server."""
 ONE_BAD_ITEM_STATUSES = (400, 413, 422)
 """Answers that may be about one item of a batch: it is worth trying the halves."""
 
@@ -44,7 +47,7 @@ class Transport:
 
     def send(self, request: WireRequest) -> None:
         """Deliver one request; Unreachable to try again later, DashboardClientError when it is wrong."""
-        response = self._call(request.method, self.api_url + request.path, redact(files.to_json(request.body)))
+        response = self._call(request.method, self.api_url + request.path, request.body)
         status, place = response.status_code, f"{request.method} {self.api_url}{request.path}"
         if status >= 500 or status in (408, 425, 429):
             raise Unreachable(f"{place}: HTTP {status}")
@@ -53,13 +56,12 @@ class Transport:
         if status >= 300:
             raise DashboardClientError(f"{place} redirects to {response.headers.get('Location')}", status)
 
-    def _call(self, method: str, url: str, text: str) -> Any:
+    def _call(self, method: str, url: str, data: bytes) -> Any:
         import requests
 
         if self._session is None:
             self._session = requests.Session()
             self._session.auth = self._sign  # an explicit signer, or requests would prefer a line of ~/.netrc
-        data = text.encode("utf-8", "backslashreplace")
 
         def call() -> object:
             return self._session.request(method, url, data=data, timeout=self._timeout, allow_redirects=False)
@@ -115,9 +117,11 @@ class Sender:
     def submit(self, session: MirrorSession, event: WireEvent) -> None:
         """Keep `event` in the mirror; it goes out soon."""
         self._own = session
-        session.append(event)
+        end = session.append(event)
         if not self._wake.is_set():
             self._wake.set()
+        if end - session.acknowledged >= SEND_BYTES and not self._urgent.is_set():
+            self._urgent.set()
 
     def deliver(self, session: MirrorSession, event: WireEvent, *, timeout_seconds: float) -> None:
         """Keep `event`, and wait for the server's word on it unless the server is known to be away."""
@@ -153,6 +157,8 @@ class Sender:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._progress.wait(left) or self._refusal is not None:
                     return not self._has_unsent()
+                if not self._failures:  # else the pause before the next attempt is kept
+                    self._urgent.set()
         return True
 
     def stop(self, timeout_seconds: float) -> None:
@@ -215,7 +221,11 @@ class Sender:
         while not self._stopping:
             # Our own lines before each stretch of what others left: a live run does not wait behind an old backlog.
             while self._own is not None and self._send_window(self._own):
-                pass
+                is_due = self._urgent.is_set() or self._waiting or self._own.unsent_bytes >= SEND_BYTES
+                if not is_due:
+                    # A few lines came meanwhile: they wait for more, or each would become a request.
+                    self._wake.set()
+                    break
             session = self._next_of_backlog()
             if session is None:
                 return
@@ -236,8 +246,8 @@ class Sender:
         window = session.read()
         if window.end == session.acknowledged:
             return False
-        ends = {id(event): end for event, end in zip(window.events, window.ends, strict=True)}
-        for group in batched(window.events):
+        ends = {id(line): end for line, end in zip(window.lines, window.ends, strict=True)}
+        for group in batched(window.lines):
             error = self._send_group(session, group)
             if session is self._own:
                 with self._lock:
@@ -248,18 +258,22 @@ class Sender:
         session.acknowledge(window.end)
         return True
 
-    def _send_group(self, session: MirrorSession, group: list[WireEvent]) -> DashboardClientError | None:
+    def _send_group(self, session: MirrorSession, group: list[WireLine]) -> DashboardClientError | None:
         rejections = send_group(self._transport, session, group)
         for error in rejections:
             get_logger(__name__).error("the dashboard rejected a record: %s", error)
         return rejections[0] if rejections and len(group) == 1 else None
 
 
-def send_group(transport: Transport, session: MirrorSession, group: list[WireEvent]) -> list[DashboardClientError]:
-    """Send the events of one request. Those that the server will never take are set aside in the mirror, and come back
+def send_group(transport: Transport, session: MirrorSession, group: list[WireLine]) -> list[DashboardClientError]:
+    """Send the lines of one request. Those that the server will never take are set aside in the mirror, and come back
     as an error each; Unreachable, or a refusal of the key, is raised."""
+    request = request_of(group)
+    if not session.is_searched:  # written before a secret was learnt, or by another process
+        text = request.body.decode("utf-8", "surrogateescape")
+        request = replace(request, body=redact(text).encode("utf-8", "surrogateescape"))
     try:
-        transport.send(request_of(group))
+        transport.send(request)
         return []
     except DashboardClientError as exc:
         if exc.status in AUTH_STATUSES:
@@ -271,9 +285,14 @@ def send_group(transport: Transport, session: MirrorSession, group: list[WireEve
                 *send_group(transport, session, group[:half]),
                 *send_group(transport, session, group[half:]),
             ]
-        for event in group:
-            session.reject(event, str(exc))
-        return [exc] * len(group)
+        rejected = []
+        for line in group:
+            if line.is_readable():
+                session.reject(line, str(exc))
+                rejected.append(exc)
+            else:
+                session.warn_unreadable(exc)
+        return rejected
 
 
 def _answer(future: Future[None] | None, error: Exception | None) -> None:

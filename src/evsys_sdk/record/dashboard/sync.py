@@ -76,7 +76,7 @@ def sync_session(path: Path, transport: Transport, *, project_id: str, anew: boo
             window = session.read()
             if window.end == session.acknowledged:
                 break
-            for group in batched(window.events):
+            for group in batched(window.lines):
                 rejected += len(send_group(transport, session, group))
                 sent += len(group)
             session.acknowledged = window.end

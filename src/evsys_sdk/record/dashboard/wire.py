@@ -17,6 +17,7 @@ A run is called a *generation* here, because the published client API says so.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ API_PREFIX = "/api/dashboard/api"
 PROJECT_HEADER = "X-Evsys-Project"
 
 # Both are looked at before a line is added to a stretch, so that a line of any length still goes out.
-MAX_BATCH_LINES = 2000
-MAX_BATCH_BYTES = 2 * 1024 * 1024
+MAX_BATCH_LINES = 5000
+MAX_BATCH_BYTES = 4 * 1024 * 1024
 
 Status = Literal["running", "completed", "failed", "cancelled", "pruned"]
 Method = Literal["POST", "PATCH"]
@@ -96,12 +97,13 @@ class WireRequest:
 
     method: Method
     path: str
-    body: JsonDict
+    body: bytes
+    """JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireEvent:
-    """One line of the mirror: a request, or one item of a request that carries many."""
+    """What becomes one line of the mirror: a request, or one item of a request that carries many."""
 
     path: str
     body: JsonDict
@@ -119,6 +121,51 @@ class WireEvent:
         if record["method"] not in ("POST", "PATCH"):
             raise ValueError(f"method {record['method']!r}")
         return cls(method=record["method"], path=record["path"], body=record["body"], batch=record.get("batch", ""))
+
+
+LineHead = tuple[Method, str]
+"""Method and path of a line."""
+_BODY = b', "body": '
+_BATCH = re.compile(rb'\}, "batch": "(steps|predictions)"\}\Z')
+
+
+@dataclass(frozen=True, slots=True)
+class WireLine:
+    """A line of the mirror on its way to the server. Its body stays the JSON that is in the file."""
+
+    method: Method
+    path: str
+    batch: str
+    body: bytes
+
+    @classmethod
+    def read(cls, line: bytes, heads: dict[bytes, LineHead]) -> WireLine:
+        """The request or item in a line without its line end; ValueError, KeyError or TypeError when it is none.
+
+        `heads` remembers the beginnings of lines that were read. The body of an item is not parsed, which would take
+        most of the time of sending: a body that is no JSON is found by the server (`is_readable`)."""
+        # JSON escapes a quote within a text, so that the first `, "body": ` is the key, wherever the line is from.
+        place, end = line.find(_BODY), _BATCH.search(line)
+        if place < 0 or end is None:
+            event = WireEvent.from_dict(json.loads(line))
+            body = json.dumps(event.body, ensure_ascii=False).encode("utf-8", "backslashreplace")
+            return cls(event.method, event.path, event.batch, body)
+        head = line[:place]
+        if head not in heads:
+            found = WireEvent.from_dict({**json.loads(head + b"}"), "body": {}})
+            heads[head] = (found.method, found.path)
+        return cls(*heads[head], end[1].decode(), line[place + len(_BODY) : end.start() + 1])
+
+    def is_readable(self) -> bool:
+        """Whether the body is JSON: a power cut can leave a line that only looks like one."""
+        try:
+            json.loads(self.body)
+        except ValueError:
+            return False
+        return True
+
+    def event(self) -> WireEvent:
+        return WireEvent(method=self.method, path=self.path, body=json.loads(self.body), batch=self.batch)
 
 
 def given(fields: Mapping[str, object]) -> JsonDict:
@@ -182,22 +229,24 @@ def benchmark_event(benchmark_id: str, *, name: str, fields: Mapping[str, object
     return WireEvent(path=benchmarks_path(), body={**given(fields), "id": benchmark_id, "name": name, "ts": ts})
 
 
-def batched(events: Iterable[WireEvent]) -> Iterator[list[WireEvent]]:
-    """Events as they may be sent: items of one list together, a separate request alone, in an order that
+def batched[T: (WireEvent, WireLine)](items: Iterable[T]) -> Iterator[list[T]]:
+    """Lines as they may be sent: items of one list together, a separate request alone, in an order that
     keeps every item behind the requests that came before it and before those that came after."""
-    groups: dict[tuple[str, str], list[WireEvent]] = {}
-    for event in events:
-        if event.batch:
-            groups.setdefault((event.path, event.batch), []).append(event)
+    groups: dict[tuple[str, str], list[T]] = {}
+    for item in items:
+        if item.batch:
+            groups.setdefault((item.path, item.batch), []).append(item)
             continue
         yield from groups.values()
         groups = {}
-        yield [event]
+        yield [item]
     yield from groups.values()
 
 
-def request_of(events: list[WireEvent]) -> WireRequest:
-    """The one request that carries these events (a group of `batched`)."""
-    first = events[0]
-    body = {first.batch: [event.body for event in events]} if first.batch else first.body
+def request_of(lines: list[WireLine]) -> WireRequest:
+    """The one request that carries these lines (a group of `batched`)."""
+    first = lines[0]
+    body = first.body
+    if first.batch:
+        body = b'{"%s": [%s]}' % (first.batch.encode(), b", ".join([line.body for line in lines]))
     return WireRequest(method=first.method, path=first.path, body=body)
