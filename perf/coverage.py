@@ -177,6 +177,10 @@ def equal_arms(repeats: int, *, seeds: int, scatter: float) -> dict[str, Any]:
     }
 
 
+UNEQUAL = (0.3, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.02)
+"""Shares of the tasks that ten templates have."""
+
+
 def null_worlds(repeats: int) -> list[dict[str, Any]]:
     """False verdicts among equal arms: how often any arm is told from the first, and p-values below 0.001."""
     worlds: list[tuple[str, dict[str, Any]]] = [
@@ -185,6 +189,11 @@ def null_worlds(repeats: int) -> list[dict[str, Any]]:
         ("20 arms, 3 seeds that scatter", {"seeds": (3,) * 20, "scatters": (0.1,) * 20}),
         ("2 arms, 10 templates x 20 tasks, 1 seed", {"seeds": (1, 1), "scatters": (0.0, 0.0), "templates": 10}),
         ("2 arms, 10 templates x 20 tasks, 3 seeds", {"seeds": (3, 3), "scatters": (0.05, 0.05), "templates": 10}),
+        ("2 arms, 10 templates of unequal size, 1 seed", {"seeds": (1, 1), "scatters": (0.0, 0.0), "shares": UNEQUAL}),
+        (
+            "2 arms, 10 templates of unequal size, 3 seeds",
+            {"seeds": (3, 3), "scatters": (0.05, 0.05), "shares": UNEQUAL},
+        ),
         ("2 arms, seeds added one by one from 3 to 10", {"seeds": (10, 10), "scatters": (0.1, 0.1), "first_look": 3}),
     ]
     found = []
@@ -205,6 +214,7 @@ def smallest_p(
     scatters: tuple[float, ...],
     tasks: int = 200,
     templates: int | None = None,
+    shares: tuple[float, ...] | None = None,
     first_look: int | None = None,
 ) -> float:
     """Holm's smallest p-value of equal arms against the first, at any look where there are several; 1 where there is
@@ -214,14 +224,18 @@ def smallest_p(
     values = values + chance.normal(0, 0.3, (arms, most, tasks))
     values = values + np.array(scatters)[:, None, None] * chance.standard_normal((arms, most, 1))
     if templates:
-        values = values + np.repeat(chance.normal(0, 0.15, (arms, 1, templates)), tasks // templates, axis=2)
+        shares = (1 / templates,) * templates
+    of_task = None
+    if shares:
+        of_task = np.repeat(np.arange(len(shares)), [round(share * tasks) for share in shares])
+        values = values + chance.normal(0, 0.15, (arms, 1, len(shares)))[:, :, of_task]
     names, smallest = [f"t{task:03d}" for task in range(tasks)], 1.0
     for look, upto in enumerate(range(first_look or most, most + 1), start=1):
         scores = [
             ArmScores(arm=f"a{i}", seeds={s: dict(zip(names, row.tolist(), strict=True)) for s, row in enumerate(arm)})
             for i, arm in enumerate(arm[: min(upto, n)] for arm, n in zip(values, seeds, strict=True))
         ]
-        clusters = {name: f"c{i * templates // tasks}" for i, name in enumerate(names)} if templates else None
+        clusters = None if of_task is None else {name: f"c{of_task[i]}" for i, name in enumerate(names)}
         verdict = judge_arms(scores, metric="reward", share=False, looks=look, clusters=clusters)
         found = [arm.vs_baseline.p_holm for arm in verdict.arms if arm.vs_baseline]
         smallest = min([smallest, *(p for p in found if p is not None)])

@@ -19,7 +19,8 @@ from evsys_sdk.registry import register_deployer
 
 GGUF_FILE = "model.gguf"
 TOLERANCES = {"f32": 1e-2, "f16": 2e-2, "bf16": 1e-1, "q8_0": 2e-1}
-"""Of log probabilities, by the numbers in a GGUF file. Measured on tiny and 135M models, with room."""
+"""Of log probabilities, by the numbers in a GGUF file. On a tiny model the largest differences were 1e-5 (f32), 1.2e-3
+(f16) and 3.7e-3 (q8_0); larger models round more, so there is room. That of bf16 was not measured."""
 
 
 @register_deployer("folder")

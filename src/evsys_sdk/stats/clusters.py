@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
+    Numbers = NDArray[np.int_]
 
 FEWEST_PER_CLUSTER = 3.0
 """Tasks per cluster, on average, from which a pattern in ids or texts is taken for a template."""
@@ -174,6 +175,11 @@ def _alike(ids: Sequence[str], texts: Mapping[str, str]) -> dict[str, str]:
     return of
 
 
+UNEVEN = 0.85
+"""Clusters are joined where their effective number is below this part of their number. At 0.85 sizes that differ by a
+factor of two stay as they are (4 to 6.6 % false verdicts at nominal 5 %, simulated)."""
+
+
 def by_cluster(values: Array, clusters: Sequence[str]) -> Array:
     """One column per cluster, so that each row keeps its mean over tasks.
 
@@ -182,10 +188,33 @@ def by_cluster(values: Array, clusters: Sequence[str]) -> Array:
     """
     import numpy as np
 
-    names, place, sizes = np.unique(np.array(clusters), return_inverse=True, return_counts=True)
-    sums = np.zeros((len(values), len(names)))
+    _, place, sizes = np.unique(np.array(clusters), return_inverse=True, return_counts=True)
+    place, sizes = _join_uneven(place, sizes)
+    sums = np.zeros((len(values), len(sizes)))
     # Places repeat: `sums[:, place] += values` would keep only the last task of each cluster.
     np.add.at(sums.T, place, values.T)
     means = values.mean(axis=1, keepdims=True)
-    columns: Array = means + (sums / sizes - means) * sizes * (len(names) / values.shape[1])
+    columns: Array = means + (sums / sizes - means) * sizes * (len(sizes) / values.shape[1])
     return columns
+
+
+def _join_uneven(place: Numbers, sizes: Numbers) -> tuple[Numbers, Numbers]:
+    """Clusters of about equal size: where a few are much larger than the others, the small ones are joined.
+
+    A robust variance counts a cluster as one observation, whatever its size. With shares of 30 to 2 % in 10 clusters,
+    the few large ones decide the mean and 9 of 10 degrees of freedom are not there: 9 % false verdicts, and 17 % where
+    one cluster holds half of all tasks. Joined clusters are independent of each other too; so many are left as are
+    effective, (sum of sizes)^2 / sum of squares (Kish 1965), rounded down: 0 to 4 % (1,500 simulations; rounded to the
+    nearest, 6.6 % with sizes that fall by a quarter from one to the next).
+    """
+    import numpy as np
+
+    effective = float(sizes.sum()) ** 2 / float((sizes.astype(float) ** 2).sum())
+    if effective >= UNEVEN * len(sizes):
+        return place, sizes
+    joined = np.zeros(max(2, int(effective)), dtype=sizes.dtype)
+    home = np.zeros(len(sizes), dtype=int)
+    for cluster in np.argsort(-sizes, kind="stable"):  # the largest first, each to the smallest group so far
+        home[cluster] = int(joined.argmin())
+        joined[home[cluster]] += sizes[cluster]
+    return home[place], joined

@@ -240,3 +240,37 @@ def test_a_long_word_is_read_in_time_that_grows_with_its_length(text):
     begin = time.process_time()
     found(ids, [text, text, text])
     assert time.process_time() - begin < 20, "CPU seconds, below 1; where time grows with the square it is minutes"
+
+
+UNEQUAL = [45, 30, 15, 15, 15, 8, 8, 7, 4, 3]
+
+
+def test_clusters_of_very_different_size_are_joined_to_as_many_as_are_effective():
+    clusters = [f"c{number}" for number, size in enumerate(UNEQUAL) for _ in range(size)]
+    values = np.random.default_rng(3).random((2, len(clusters)))
+    columns = by_cluster(values, clusters)
+    assert columns.shape == (2, 5), "150^2 / sum of squares = 5.9"
+    assert columns.mean(axis=1) == pytest.approx(values.mean(axis=1))
+    even = [f"c{number % 10}" for number in range(150)]
+    assert by_cluster(values, even).shape == (2, 10)
+    twice = [f"c{number}" for number in range(10) for _ in range(10 + number)]
+    assert by_cluster(values[:, : len(twice)], twice).shape == (2, 10), "a factor of two is even enough"
+
+
+@pytest.mark.parametrize("sizes", [UNEQUAL, [75, 15, 12, 12, 12, 12, 12]], ids=["30 to 2 %", "one half"])
+def test_equal_arms_on_templates_of_unequal_size_are_rarely_told_apart(sizes):
+    chance, wrong, repeats = np.random.default_rng(77), 0, 200
+    template = np.repeat(np.arange(len(sizes)), sizes)
+    names = [f"t{task:03d}" for task in range(len(template))]
+    clusters = {name: f"c{number}" for name, number in zip(names, template, strict=True)}
+    for _ in range(repeats):
+        z = chance.normal(0, 1.2, len(names)) + chance.normal(0, 0.4, (2, len(names)))
+        z = z + chance.normal(0, 1.0, (2, len(sizes)))[:, template]
+        values = chance.binomial(1, 1 / (1 + np.exp(-z))).astype(float)
+        arms = [
+            ArmScores(arm=f"a{number}", seeds={0: dict(zip(names, row.tolist(), strict=True))})
+            for number, row in enumerate(values)
+        ]
+        verdict = judge_arms(arms, metric="pass@1", share=True, clusters=clusters)
+        wrong += any(arm.verdict in ("better", "worse") for arm in verdict.arms)
+    assert wrong / repeats <= 0.06, "9 and 17 % where each template counted as one observation"
