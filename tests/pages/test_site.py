@@ -35,6 +35,12 @@ def test_every_extension_has_a_page(site):
     assert "<code>learning_rate</code>" in page and "Of the optimiser, at its highest." in page
 
 
+def test_every_page_of_docs_is_in_the_navigation(site):
+    start = (site / "index.html").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f'href="{page.stem}.html"' in start, f"docs/{page.name} is not in the nav of mkdocs.yml"
+
+
 class Links(HTMLParser):
     """Addresses that a page loads or leads to, and the ids it has."""
 
