@@ -6,6 +6,7 @@ from pathlib import Path
 from evsys_sdk import redaction
 from evsys_sdk.record.dashboard import mirror, wire
 from evsys_sdk.record.dashboard.mirror import MirrorSession, left_behind, project_folder
+from evsys_sdk.record.dashboard.sender import send_group
 
 TARGET = {"api_url": "http://x", "project_id": "p", "offline": False}
 
@@ -117,3 +118,29 @@ def test_steps_hold_no_secret_also_where_it_is_learnt_after_the_first_ones(tmp_p
     session.close()
     assert text.count("correct horse battery") == 3 and "1234567890123" not in text and "sk-proj" not in text
     assert text.count('"NaN"') == 3
+
+
+def test_a_secret_learnt_after_a_line_was_written_does_not_leave_with_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    sent: list[bytes] = []
+
+    class Transport:
+        def send(self, request: wire.WireRequest) -> None:
+            sent.append(request.body)
+
+    session = MirrorSession.create(tmp_path, TARGET)
+    session.append(step(1, "the answer is correct horse battery"))
+    assert session.is_searched
+    send_group(Transport(), session, session.read().lines)
+    assert b"correct horse battery" in sent[0], "not known as a secret yet, so it is sent as it is"
+    redaction.add_secrets(["correct horse battery"])
+    assert not session.is_searched
+    send_group(Transport(), session, session.read().lines)
+    assert b"correct horse battery" not in sent[1] and redaction.REDACTED.encode() in sent[1]
+    session.close()
+    # Another process may have known fewer secrets when it wrote.
+    claimed = MirrorSession.claim(session.path)
+    assert claimed is not None and not claimed.is_searched
+    send_group(Transport(), claimed, claimed.read().lines)
+    claimed.close()
+    assert b"correct horse battery" not in sent[2]
