@@ -183,7 +183,7 @@ def test_the_badge_is_the_verdict_unless_the_status_says_more(visitor, project, 
 def test_a_completed_experiment_without_a_verdict_looks_like_no_win(visitor, project, rows):
     rows.add_experiment(project, "a", status="completed", verdict="")
     text = show(visitor, project).content.decode()
-    assert '<span class="muted">not judged</span><div class="muted small">completed</div>' in text
+    assert '<span class="muted">hypothesis not judged</span><div class="muted small">completed</div>' in text
     assert "badge completed" not in text
 
 
