@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evsys_sdk import registry
-from evsys_sdk.algorithms.gepa_prompt import CALLS_FILE, PROMPT_FILE, GepaPrompt, copied_share
+from evsys_sdk.algorithms.gepa_prompt import GepaPrompt
 from evsys_sdk.algorithms.sft import SFT
 from evsys_sdk.data_types import with_system_prompt
 from evsys_sdk.errors import BackendError, ConfigError, DataError
 from evsys_sdk.inference.base import AskingClient, Completion
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
 from evsys_sdk.testing import training_context
+from evsys_sdk.training.prompt_search import CALLS_FILE, PROMPT_FILE, copied_share
 
 CITIES = {
     "France": "PARIS", "Italy": "ROME", "Peru": "LIMA", "Norway": "OSLO",
