@@ -23,6 +23,7 @@ from evsys_sdk.errors import EvsysError
 from evsys_sdk.files import make_folder
 from evsys_sdk.history.digest import VERSION, Digest, from_plain, to_plain
 from evsys_sdk.logs import get_logger
+from evsys_sdk.record.lines import append_durably
 from evsys_sdk.redaction import redact
 
 # Which experiments a workspace knows: a small index, so that history need not search the disk.
@@ -203,16 +204,9 @@ def add_note(record: Path, kind: NoteKind, text: str, *, about: str) -> Note:
     moment = datetime.now(UTC).isoformat(timespec="seconds")
     note = Note(kind=kind, text=text.strip(), by=_user(), ts=moment, about=about)
     path = notes_path(record)
-    line = redact(json.dumps(asdict(note), ensure_ascii=False)) + "\n"
+    line = redact(json.dumps(asdict(note), ensure_ascii=False))
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        with open(descriptor, "r+b") as file:
-            size = os.fstat(descriptor).st_size
-            # A kill may have cut the last line short: without a line end of its own it would swallow this one.
-            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            file.write(b"\n" * torn + line.encode(errors="backslashreplace"))
-            file.flush()
-            os.fsync(descriptor)
+        append_durably(path, line)
     except OSError as exc:
         raise EvsysError(f"the note could not be written to {path}: {exc.strerror}") from exc
     return note

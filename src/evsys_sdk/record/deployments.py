@@ -7,7 +7,6 @@ each. A line is appended whole and synced, so a killed process leaves the states
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from evsys_sdk.constants import DEPLOYMENTS_FILE, EXPERIMENT_RESULT_FILE
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.record.lines import append_durably
 from evsys_sdk.record.models import RecordPart
 from evsys_sdk.redaction import redact, redact_data
 
@@ -85,16 +85,9 @@ def add_deployment(record: Path, deployment: RecordedDeployment) -> None:
     """Append this state of a deployment."""
     path = deployments_path(record)
     data = redact_data(deployment.model_dump(exclude_none=True))
-    line = redact(json.dumps(data, ensure_ascii=False)) + "\n"
+    line = redact(json.dumps(data, ensure_ascii=False))
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        with open(descriptor, "r+b") as file:
-            size = os.fstat(descriptor).st_size
-            # A kill may have cut the last line short: without a line end of its own it would swallow this one.
-            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            file.write(b"\n" * torn + line.encode(errors="backslashreplace"))
-            file.flush()
-            os.fsync(descriptor)
+        append_durably(path, line)
     except OSError as exc:
         raise EvsysError(f"the deployment could not be noted in {path}: {exc.strerror}") from exc
 

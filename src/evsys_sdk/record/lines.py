@@ -16,6 +16,18 @@ from evsys_sdk.errors import EvsysError
 from evsys_sdk.files import make_folder, whole_file
 
 
+def append_durably(path: Path, line: str) -> None:
+    """Append one line (without its newline) to a file that is opened for it alone, so that it outlives the machine."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    with open(descriptor, "r+b") as file:
+        size = os.fstat(descriptor).st_size
+        # A kill may have cut the last line short: without a line end of its own it would swallow this one.
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        file.write(b"\n" * torn + line.encode(errors="backslashreplace") + b"\n")
+        file.flush()
+        os.fsync(descriptor)
+
+
 class LineFile:
     """One file, open for appending until `close`. Nothing is buffered: after `append` the line is in the kernel."""
 
