@@ -228,8 +228,9 @@ def _audit(suite: Suite, finding: ContaminationFinding, n_rows: int, max_leaks: 
 
 CHECK_EVERY = 1_000
 """Rows between two looks at whether the run is to stop."""
-Key = tuple[str, str]
-"""Hashes of the rows and of the tasks."""
+Key = tuple[str, str, tuple[str, ...]]
+"""Hashes of the rows and of the tasks, and where the tasks stand: a copy of a benchmark in another project is known by
+its own paths."""
 _AUDITS: dict[Key, Audit] = {}
 """The audits of this process: a few kilobytes for each data block and benchmark."""
 _MAKING = threading.Lock()
@@ -326,7 +327,7 @@ def audits_of(
     """One audit per benchmark; what was compared before is not compared again. `check` raises when it is time to stop,
     `on_new` hears of audits that were not made before."""
     digest = _digest(rows) if known else ""
-    by_key = {(digest, one.sha256): one for one in known}
+    by_key = {(digest, one.sha256, tuple(one.suite.places)): one for one in known}
 
     def read_rows() -> Iterator[Row]:
         for number, row in enumerate(rows):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from evsys_sdk.contamination.audit import audit_rows, plain, sample_evenly
+from evsys_sdk.contamination.audit import KnownBenchmark, Suite, audit_rows, audits_of, plain, sample_evenly
 from evsys_sdk.contamination.index import MAX_VARIANTS
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
+from evsys_sdk.eval.benchmark import Benchmark
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LONG = "A baker fills 12 trays with 18 rolls each, sells most of them before noon and gives the last 7 to a school."
@@ -307,3 +308,19 @@ def test_a_sample_is_spread_from_beginning_to_end(count):
     for kept in (sample_evenly(rows, 10), sample_evenly(iter(rows), 10)):
         assert len(kept) <= 10 and kept == sorted(kept, key=lambda row: row["n"])
         assert not rows or (kept[0]["n"] == 0 and kept[-1]["n"] >= (count - 1) * 0.7)
+
+
+def test_copies_of_a_benchmark_in_two_projects_are_named_by_their_own_paths(tmp_path):
+    line = json.dumps({"task_id": "t0", "instruction": LONG, "verifier": {"kind": "in_process", "fn_name": "x"}})
+    places = []
+    for project in ("first", "second"):
+        (tmp_path / project).mkdir()
+        (tmp_path / project / "tasks.jsonl").write_text(line + "\n")
+        benchmark = Benchmark.load(tmp_path / project)
+        suite = Suite(name=f"val/{project}", tasks=benchmark.tasks, places=benchmark.places)
+        known, new = KnownBenchmark(suite=suite, sha256=benchmark.sha256), []
+        for _arm in range(2):
+            (audit,) = audits_of([chat(LONG)], [known], on_new=new.append)
+        places.append(audit.leaks[0].place)
+        assert len(new) == 1, "the second arm of a project compares nothing again"
+    assert places == [f"{tmp_path}/{project}/tasks.jsonl:1" for project in ("first", "second")]
