@@ -90,6 +90,8 @@ WORKERS = 4
 LARGE_BYTES, LARGE_WORKERS = 2**16, 2
 """Longer requests, which take seconds to tokenise, are read by threads of their own: a few of them must not keep short
 ones waiting."""
+GRAMMAR_WORKERS = 8
+"""Threads that wait for grammars to be compiled, each in a process: a small one does not queue behind a few large."""
 BYTES_PER_TOKEN = 64
 """Of a request, for each token of context: prose has 4 to 5, JSON with every letter escaped about 30."""
 BODY_BYTES = 32 * 2**20
@@ -143,6 +145,7 @@ class Endpoint:
         self._begun: set[asyncio.Event] = set()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="evsys-endpoint")
         self._large_workers = ThreadPoolExecutor(LARGE_WORKERS, thread_name_prefix="evsys-endpoint-large")
+        self._grammar_workers = ThreadPoolExecutor(GRAMMAR_WORKERS, thread_name_prefix="evsys-endpoint-grammar")
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         # Matched before it is unquoted: a key may hold a slash, sent as %2F.
@@ -202,7 +205,11 @@ class Endpoint:
         return self.models[name]
 
     async def _chat(self, request: HttpRequest, session: str | None) -> HttpResponse:
-        body, model, prompt, grammar = await self._read(self._read_chat, request.body)
+        body, model, prompt = await self._read(self._read_chat, request.body)
+        grammar = None
+        if body.is_constrained:
+            loop = asyncio.get_running_loop()
+            grammar = await loop.run_in_executor(self._grammar_workers, self._grammar, model, body)
         session = session or request.headers.get("x-session-id") or body.session_id
         room = self._room(model, prompt, body.wanted_tokens or self._default_max_tokens, "messages")
         sampling = body.sampling(room, grammar)
@@ -229,20 +236,19 @@ class Endpoint:
         is_blocking = getattr(model.sampler, "computes_in_call", False)
         return _OnThread(model.sampler, self._workers) if is_blocking else model.sampler
 
-    def _read_chat(self, body: bytes) -> tuple[ChatRequest, ServedModel, list[int], str | None]:
+    def _read_chat(self, body: bytes) -> tuple[ChatRequest, ServedModel, list[int]]:
         request = read_chat(body)
         model = self._model(request.model)
-        return request, model, self._prompt(model, request), self._grammar(model, request)
+        return request, model, self._prompt(model, request)
 
     def _grammar(self, model: ServedModel, request: ChatRequest) -> str | None:
         """What the completion has to look like; a 400 where the sampler cannot be held to it."""
         asked = "tool_choice" if request.forced_tools is not None else "response_format"
-        constrained = request.forced_tools is not None or request.answer_schema is not None
-        if constrained and not getattr(model.sampler, "takes_grammar", False):
+        if not getattr(model.sampler, "takes_grammar", False):
             said = f"{asked} cannot be honoured by this model's backend, which samples elsewhere: use the backend local"
             hint = "use auto or none" if asked == "tool_choice" else "say it in the prompt"
             raise ApiError(400, f"{said}, or {hint}", param=asked, code="unsupported_value")
-        return grammar_of(request) if constrained else None
+        return grammar_of(request)
 
     def _write_chat(
         self, model: ServedModel, body: ChatRequest, prompt: list[int], sequences: list[SampledSequence]

@@ -11,6 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -129,6 +133,11 @@ class ChatRequest(SamplingRequest):
         if form.get("type") == "json_object":
             return {"type": "object"}
         return form["json_schema"]["schema"] if form.get("type") == "json_schema" else None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the completion has to follow a grammar."""
+        return self.forced_tools is not None or self.answer_schema is not None
 
     def chat(self) -> Messages:
         """The messages as renderers take them."""
@@ -292,6 +301,10 @@ JSON_OPTIONS = {
 }
 MOST_CALLS = 8
 """Calls in one answer to `tool_choice: required`."""
+GRAMMAR_CPU_SECONDS = 1.0
+"""To compile a grammar. 2,000 optional or 5,000 required properties take 0.4."""
+GRAMMAR_SECONDS = 30.0
+"""By the clock, on a machine so busy that it does not grant the CPU time."""
 # Values, not schemas, except: parts of an `allOf`, which would exclude each other's properties if each were closed, and
 # `properties`, whose keys are names of fields and which `_closed` treats apart.
 _LEFT_ALONE = frozenset(["allOf", "const", "enum", "default", "examples", "properties"])
@@ -310,23 +323,31 @@ def grammar_of(request: ChatRequest) -> str | None:
     except EvsysError as exc:
         asked = "response_format" if forced is None else "tool_choice"
         raise ApiError(400, f"{asked}: {exc}", param=asked, code="unsupported_value") from exc
-    problem: str | None = None
     try:
-        grammar = library.LLMatcher.grammar_from_lark(_lark(request, schema, forced))
-        failed, messages = library.LLMatcher.validate_grammar_with_warnings(grammar)
-        if failed:
-            problem = str(messages[0]).rpartition("failed to compile JSON schema: ")[2].partition("\n")[0]
-        else:
-            # A schema that leads nowhere (`{"$ref": "#"}`) is only noticed at the first token; bytes will do for that.
-            matcher = library.LLMatcher(library.LLTokenizer("byte"), grammar, log_level=0)
-            matcher.compute_logit_bias()
-            if matcher.is_error():
-                problem = "no text has this form"
+        grammar = str(library.LLMatcher.grammar_from_lark(_lark(request, schema, forced)))
+        problem = _find_problem(grammar)
     except RecursionError:
         grammar, problem = "", "it is nested too deeply"
     if problem is not None:
         raise ApiError(400, f"{param}: this JSON schema cannot be followed: {problem}", param=param)
-    return str(grammar)
+    return grammar
+
+
+@lru_cache(maxsize=256)
+def _find_problem(grammar: str) -> str | None:
+    """Why no completion can follow the grammar. A few bytes can keep the compiler busy for minutes (`multipleOf:
+    999983`, 5,000 optional properties), so it is tried in a process of its own first."""
+    worker = [sys.executable, "-I", str(Path(__file__).with_name("grammar_worker.py")), str(GRAMMAR_CPU_SECONDS)]
+    try:
+        done = subprocess.run(worker, input=grammar.encode(), capture_output=True, timeout=GRAMMAR_SECONDS)
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode < 0:  # by SIGPROF, or because it ran out of memory or stack
+        return "it takes too long to compile; use fewer optional properties, shorter patterns or a smaller multipleOf"
+    if done.returncode != 0:
+        raise EvsysError(f"compiling a grammar ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+    said = done.stdout.decode().strip()
+    return said.rpartition("failed to compile JSON schema: ")[2].partition("\n")[0] if said else None
 
 
 def _lark(request: ChatRequest, schema: JsonObject | None, forced: list[JsonObject] | None) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +13,7 @@ from evsys_sdk.backends.mock import MockBackend
 from evsys_sdk.config.schema import ModelConfig
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.serving import Capture, Endpoint, ServedModel, in_background
-from evsys_sdk.serving.request import ChatRequest, grammar_of
+from evsys_sdk.serving.request import ApiError, ChatRequest, grammar_of
 from evsys_sdk.training.rendering import ChatRenderer
 from evsys_sdk.training_api import SamplingParams
 
@@ -171,8 +173,6 @@ def nested(depth, schema, wrap):
     ],
 )
 def test_a_schema_that_leads_nowhere_is_refused_at_once(schema, said):
-    from evsys_sdk.serving.request import ApiError
-
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     request = ChatRequest.model_construct(model="m", messages=HI, response_format=form)
     with pytest.raises(ApiError, match=said) as caught:
@@ -195,6 +195,40 @@ def test_a_schema_that_is_too_much_for_the_sampler_is_a_400(found, client, schem
         create(**asked, response_format=form)
     assert found.endpoint.capture.errors("s") == []
     assert create(**asked).choices[0].message.content is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 999_983},
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}},
+    ],
+)
+def test_a_schema_that_takes_long_to_compile_is_a_400(ask, schema):
+    with pytest.raises(openai.BadRequestError, match="takes too long to compile") as caught:
+        ask(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert caught.value.param == "response_format"
+
+
+def test_other_requests_are_answered_while_grammars_are_compiled(found, client, monkeypatch):
+    count, go_on, waiting = 8, threading.Event(), threading.Semaphore(0)
+
+    def compile_for_ever(request):
+        waiting.release()
+        go_on.wait()
+        raise ApiError(400, "it took for ever")
+
+    monkeypatch.setattr("evsys_sdk.serving.endpoint.grammar_of", compile_for_ever)
+    create = client(found).chat.completions.create
+    with ThreadPoolExecutor(count) as callers:
+        slow = [callers.submit(create, model="m", messages=HI, response_format=FORM) for _ in range(count)]
+        try:
+            assert all(waiting.acquire(timeout=15) for _ in slow)
+            assert create(model="m", messages=HI, max_tokens=3).choices
+            assert not any(one.done() for one in slow)
+        finally:
+            go_on.set()
+        assert all(isinstance(one.exception(), openai.BadRequestError) for one in slow)
 
 
 BAD = [
