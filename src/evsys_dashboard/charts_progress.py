@@ -97,7 +97,9 @@ def progress_chart(ladder: Ladder, *, by_order: bool = False) -> SafeString:
     low, high = min(heights), max(heights)
     pad = (high - low) * 0.06 or max(abs(high) * 0.05, 0.01)
     floor_y, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    up = Scale(low=low - pad, high=high + pad, start=floor_y, end=TOP)
+    # Neither the axis nor the band goes where no score can be, such as beyond 1.
+    least, most = ladder.bounds
+    up = Scale(low=max(low - pad, min(least, low)), high=min(high + pad, max(most, high)), start=floor_y, end=TOP)
     across = Scale(low=min(places), high=max(places), start=LEFT + 12, end=right - 12)
     spots = [(across(place), up(dot.score)) for place, dot in zip(places, dots, strict=True)]
     bottom = SafeString("") if by_order else _time_axis(across, floor_y)
@@ -162,7 +164,8 @@ def _whiskers(dots: Sequence[Dot], spots: Sequence[tuple[float, float]], up: Sca
 
 
 def _dot(dot: Dot, spot: tuple[float, float], n: int) -> SafeString:
-    text = f"{dot.name}: {shown(dot.score)}{span(dot.low, dot.high)}, {dot.fate}"
+    mark = f" ({dot.training_mark})" if dot.training_mark else ""
+    text = f"{dot.name}: {shown(dot.score)}{span(dot.low, dot.high)}{mark}, {dot.fate}"
     circle = element("circle", cx=spot[0], cy=spot[1], r=3 if n > CROWDED else 5, class_=f"dot {FATE_CLASS[dot.fate]}")
     # Not a stop of the Tab key: the table has the same links, and there may be a thousand dots.
     return element(

@@ -28,7 +28,7 @@ from django.db.models import Q
 from evsys_dashboard import ingest
 from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, Project
 from evsys_dashboard.points import MAX_STEP
-from evsys_dashboard.summary import summarize
+from evsys_dashboard.summary import cost_of, summarize
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.files import read_object
@@ -297,7 +297,7 @@ def _experiment_fields(
         "parent_experiment_id": digest.parent or "",
         "notes": notes,
         "problem": entry.problem or "",
-        "cost_usd": journal.cost_usd,
+        "cost_usd": journal.cost_usd if record is None else cost_of(record, rollouts_usd=journal.cost_usd),
     }
     if record is not None:
         plain = read_record(entry)  # as it is in its file, where NaN is a word

@@ -476,10 +476,20 @@ def generation_of(project: Project, generation_id: str) -> GenerationRow:
     return found
 
 
-def save_eval(project: Project, generation: GenerationRow, body: Mapping[str, Any]) -> EvalRow:
-    """Create an evaluation, or overwrite it by a newer one with its id."""
+def save_eval(
+    project: Project, generation: GenerationRow, body: Mapping[str, Any], *, may_replace: bool = True
+) -> EvalRow:
+    """Create an evaluation, or overwrite it by a newer one with its id. Without `may_replace` one with other content is
+    a Refusal: an agent's key may not improve the scores it is judged by."""
     identifier, fields = read_field(_id, body, "id"), read_fields(body, EVAL)
     row = _find(EvalRow, project, identifier)
+    if row is not None and not may_replace:
+        # A replay of what is stored is no change: clients send again what they are not sure has arrived.
+        if fields.extra != row.extra or any(getattr(row, key) != value for key, value in fields.known.items()):
+            raise Refusal(
+                409, f"the evaluation {identifier!r} is stored with other content, and an agent's key changes none"
+            )
+        return row
     # An evaluation that anyone called a test stays one: an agent's key may write, and must not open its rows that way.
     is_test = TEST in (fields.known.get("split"), row.split if row else "")
     if row is not None and fields.ts <= row.created:
@@ -508,6 +518,9 @@ def save_eval(project: Project, generation: GenerationRow, body: Mapping[str, An
 def save_benchmark(project: Project, body: Mapping[str, Any]) -> SuiteVersion:
     """Record a suite that evaluations refer to. Rows that were uploaded for it stay."""
     identifier, fields = read_field(_id, body, "id"), read_fields(body, SUITE)
+    if SuiteVersion.objects.filter(pk=identifier).exclude(project=project).exists():
+        # Clients derive the id from names that can be guessed. "Taken" would tell that another project has the suite.
+        identifier = wire.derived_id("benchmark", project.pk, identifier)
     row = _find(SuiteVersion, project, identifier)
     if row is not None and fields.ts <= row.created:
         return row

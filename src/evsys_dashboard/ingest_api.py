@@ -15,21 +15,21 @@ from django.urls import path
 
 from evsys_dashboard import auth, ingest
 from evsys_dashboard.auth import Refusal
-from evsys_dashboard.models import Project
+from evsys_dashboard.models import ApiKey
 from evsys_sdk.record.dashboard.wire import API_PREFIX
 
 ROOT = f"{API_PREFIX.removeprefix('/')}/sdk"
 
 
-def _write(request: HttpRequest, method: str, save: Callable[[Project, ingest.JsonDict], Any]) -> HttpResponse:
+def _write(request: HttpRequest, method: str, save: Callable[[ApiKey, ingest.JsonDict], Any]) -> HttpResponse:
     """Check the key and the body, and save it; answered after the commit."""
     if request.method != method:
         raise Refusal(405, f"{request.method} is not possible here; use {method}")
-    project = auth.key_for(request, "write").project
+    key = auth.key_for(request, "write")
     body = ingest.parse_body(request.body, request.headers.get("Content-Encoding", ""))
     try:
         with ingest.writing():
-            row = save(project, body)
+            row = save(key, body)
     except DataError as exc:  # e.g. 1e999, which is JSON and no number of any database
         raise Refusal(422, f"the database cannot store this: {exc}") from None
     return JsonResponse({"id": row.pk})
@@ -37,47 +37,49 @@ def _write(request: HttpRequest, method: str, save: Callable[[Project, ingest.Js
 
 @auth.api
 def experiments(request: HttpRequest) -> HttpResponse:
-    def save(project: Project, body: ingest.JsonDict) -> Any:
-        return ingest.save_experiment(project, ingest.id_in(body), body, create=True)
+    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+        return ingest.save_experiment(key.project, ingest.id_in(body), body, create=True)
 
     return _write(request, "POST", save)
 
 
 @auth.api
 def experiment(request: HttpRequest, experiment_id: str) -> HttpResponse:
-    def save(project: Project, body: ingest.JsonDict) -> Any:
-        return ingest.save_experiment(project, experiment_id, body, create=False)
+    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+        return ingest.save_experiment(key.project, experiment_id, body, create=False)
 
     return _write(request, "PATCH", save)
 
 
 @auth.api
 def generations(request: HttpRequest) -> HttpResponse:
-    def save(project: Project, body: ingest.JsonDict) -> Any:
-        return ingest.save_generation(project, ingest.id_in(body), body, create=True)
+    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+        return ingest.save_generation(key.project, ingest.id_in(body), body, create=True)
 
     return _write(request, "POST", save)
 
 
 @auth.api
 def generation(request: HttpRequest, generation_id: str) -> HttpResponse:
-    def save(project: Project, body: ingest.JsonDict) -> Any:
-        return ingest.save_generation(project, generation_id, body, create=False)
+    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+        return ingest.save_generation(key.project, generation_id, body, create=False)
 
     return _write(request, "PATCH", save)
 
 
 @auth.api
 def evals(request: HttpRequest, generation_id: str) -> HttpResponse:
-    def save(project: Project, body: ingest.JsonDict) -> Any:
-        return ingest.save_eval(project, ingest.generation_of(project, generation_id), body)
+    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+        may_replace = key.scope != ApiKey.Scope.AGENT
+        run = ingest.generation_of(key.project, generation_id)
+        return ingest.save_eval(key.project, run, body, may_replace=may_replace)
 
     return _write(request, "POST", save)
 
 
 @auth.api
 def benchmarks(request: HttpRequest) -> HttpResponse:
-    return _write(request, "POST", ingest.save_benchmark)
+    return _write(request, "POST", lambda key, body: ingest.save_benchmark(key.project, body))
 
 
 urlpatterns = [

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from django.db.models import Count, Max, QuerySet
 
 from evsys_dashboard.models import ExperimentRow, Project
+from evsys_dashboard.summary import training_mark_of
 from evsys_sdk.format import shown
 from evsys_sdk.history.digest import Digest, digest_of
 from evsys_sdk.history.history import ExperimentEntry
@@ -61,6 +62,8 @@ class Dot:
     low: float | None
     high: float | None
     arm: str
+    training_mark: str
+    """`on training rows` where the arm was scored on tasks that it trained on."""
     n_seeds: int
     gain: float | None
     """Against the best of its time."""
@@ -107,6 +110,8 @@ class Ladder:
     noise_floor: float | None
     """Two arms with as many seeds as the best has that differ by less may be equal."""
     noise_text: str
+    bounds: tuple[float, float]
+    """Between which every score lies: shares within 0 and 1, seconds and dollars above 0."""
     n_experiments: int
     arms: list[ScoredArm]
     importance: list[SettingImportance]
@@ -281,6 +286,7 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
     dots = [_dot(row, fate, by_record[row.entry.record]) for fate, found in fates for row in found]
     seeds = len(track.rungs[-1].arm.scores) if track.rungs else 1
     noise = track.noise
+    is_share = noise.largest == 1.0 and not track.unit
     told = []
     if noise.seed_sd is not None:
         told.append(f"standard deviation over seeds {shown(noise.seed_sd)}, {noise.degrees} degrees of freedom")
@@ -295,6 +301,7 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
         dots=sorted(dots, key=lambda dot: dot.when),
         noise_floor=noise.floor(max(1, seeds), max(1, seeds)),
         noise_text="; ".join(told),
+        bounds=(0.0 if is_share or track.unit else -math.inf, 1.0 if is_share else math.inf),
         n_experiments=len(track.entries),
         arms=arms,
         importance=rank_settings(arms, track.mode) if len(arms) >= ENOUGH else [],
@@ -312,6 +319,7 @@ def _dot(row: LeaderboardRow, fate: Fate, stored: dict[str, Any]) -> Dot:
         low=row.arm.low,
         high=row.arm.high,
         arm=row.arm.arm,
+        training_mark=training_mark_of(row.entry.digest, row.arm),
         n_seeds=len(row.arm.scores),
         gain=row.gain,
         floor=row.floor,

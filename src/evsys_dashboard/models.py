@@ -109,6 +109,8 @@ class ExperimentRow(models.Model):
     best_value = models.FloatField(null=True)
     best_low = models.FloatField(null=True)
     best_high = models.FloatField(null=True)
+    training_mark = models.CharField(max_length=200, blank=True, default="", db_default="")
+    """What to warn of where the best arm's score is of tasks that it trained on: `on training rows`."""
     n_tasks = models.IntegerField(null=True)
     n_seeds = models.IntegerField(null=True)
     n_arms = models.IntegerField(default=0)

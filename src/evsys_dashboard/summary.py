@@ -15,7 +15,7 @@ from evsys_dashboard.points import curve
 from evsys_sdk.history.digest import ArmDigest, Digest, digest_of
 from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun
 from evsys_sdk.report.setup import setup_of
-from evsys_sdk.score_names import AmbiguousName, resolve, score_key
+from evsys_sdk.score_names import AmbiguousName, parse_key, resolve, score_key
 
 SPARK_POINTS = 24
 OUTCOMES = {"supported": "supported", "refuted": "refuted", "inconclusive": "undecided"}
@@ -63,13 +63,14 @@ def _summarize_record(row: ExperimentRow, record: ExperimentRecord, digest: Dige
     row.best_value = top.mean if top else None
     row.best_low, row.best_high = (top.low, top.high) if top and top.mean is not None else (None, None)
     judged = _judged(record, top.arm) if top else None
+    row.training_mark = training_mark_of(digest, top)[:200] if top else ""
     row.n_tasks = judged.n_tasks or None if judged else None
     row.n_seeds = len(top.scores) or None if top else None
     row.n_arms, row.n_runs = len(digest.arms), len(record.runs)
     row.n_errors = sum(arm.n_errors for arm in digest.arms)
     row.seconds = digest.seconds
     if "cost_usd" not in row.field_times:  # what the experiment itself counted comes before this estimate
-        row.cost_usd = _cost(record)
+        row.cost_usd = cost_of(record)
     row.spark = _spark(row, record, digest, top)
 
 
@@ -90,10 +91,24 @@ def _judged(record: ExperimentRecord, arm: str) -> JudgedArm | None:
     return next((found for found in record.verdict.arms if found.arm == arm), None)
 
 
-def _cost(record: ExperimentRecord) -> float | None:
-    spent = (record.budget or {}).get("spent") or {}
-    known = [spent.get("usd"), *(model.get("cost_usd") for model in record.models)]
-    found = [float(usd) for usd in known if isinstance(usd, int | float)]
+def training_mark_of(digest: Digest, arm: ArmDigest) -> str:
+    """`on training rows`, or another warning where an arm's score is of tasks that it trained on."""
+    if arm.training_mark or not digest.leakage:
+        return arm.training_mark
+    # A record from before arms had marks: its leakage line names the benchmarks that it found in the training rows.
+    suites = {score.suite for key in digest.measured if (score := parse_key(key)) is not None}
+    return "tasks in training rows" if any(suite in digest.leakage for suite in suites) else ""
+
+
+def cost_of(record: ExperimentRecord, *, rollouts_usd: float | None = None) -> float | None:
+    """What hosted models charged, in dollars; None where nothing says. `rollouts_usd`: the sum over the journal."""
+    searched = sum(float(run.metrics.get("cost_usd", 0.0)) for run in record.runs if not run.reused_from)
+    budget = ((record.budget or {}).get("spent") or {}).get("usd")
+    # A budget may or may not count what a prompt search paid: the larger of both never counts it twice.
+    usd: list[object] = [one for one in (budget, (rollouts_usd or 0.0) + searched or None) if one is not None]
+    spent = [float(one) for one in usd if isinstance(one, int | float)]
+    models = [model.get("cost_usd") for model in record.models] if rollouts_usd is None else []
+    found = [*([max(spent)] if spent else []), *(float(one) for one in models if isinstance(one, int | float))]
     return sum(found) if found else None
 
 

@@ -166,6 +166,53 @@ def test_a_row_says_verdict_score_interval_and_what_it_is_over(visitor, project,
 
 
 @pytest.mark.parametrize(
+    ("mark", "conclusion", "said"),
+    [
+        ("on training rows", "", "on training rows"),
+        ("3 tasks in training rows", "", "3 tasks in training rows"),
+        ("", "Leakage: 3 of 40 val/tools tasks appear in 5 of 200 training rows", "tasks in training rows"),
+        ("", "Leakage: 3 of 40 test/tools tasks appear in 5 of 200 training rows", ""),
+        ("", "", ""),
+    ],
+)
+def test_a_row_says_that_its_score_is_on_training_rows(visitor, project, rows, mark, conclusion, said):
+    from evsys_dashboard.summary import summarize
+
+    record = {**rows.record_of("leaky", {"arm": ({}, [0.9, 0.92])}), "conclusion": conclusion}
+    for run in record["runs"]:
+        run["evals"][0] |= {"on_training_rows": mark.startswith("on"), "n_training_tasks": 3 if mark else 0}
+    row = rows.add_experiment(project, "leaky", record=record)
+    summarize(row)
+    row.save()
+    text = show(visitor, project).content.decode()
+    assert re.findall(r'<div class="small caution">(.*?)</div>', text) == ([said] if said else [])
+    [line] = csv.DictReader(io.StringIO(b"".join(show(visitor, project, "experiments.csv")).decode()))
+    assert line["training_mark"] == said
+
+
+@pytest.mark.parametrize(
+    ("searched", "budget", "rollouts", "cost"),
+    [
+        ([0.5, 0.25], None, None, 0.75),
+        ([0.5, 0.25], 0.1, None, 0.75),  # a budget that does not count searches
+        ([0.5, 0.25], 1.0, None, 1.0),  # one that does
+        ([0.5, 0.25], 1.0, 0.25, 1.0),
+        ([0.5], None, 0.25, 0.75),
+        ([], 0.1, None, 0.1),
+        ([], None, None, None),
+    ],
+)
+def test_what_prompt_searches_paid_is_in_the_cost_once(django_ready, searched, budget, rollouts, cost):
+    from evsys_dashboard.summary import cost_of
+    from evsys_sdk.record.models import ExperimentRecord
+
+    runs = [{"run_id": f"e/r{n}", "metrics": {"cost_usd": usd}} for n, usd in enumerate(searched)]
+    runs.append({"run_id": "e/again", "metrics": {"cost_usd": 9.0}, "reused_from": "../other/r0"})
+    record = {"experiment": "e", "runs": runs, "budget": None if budget is None else {"spent": {"usd": budget}}}
+    assert cost_of(ExperimentRecord.model_validate(record), rollouts_usd=rollouts) == cost
+
+
+@pytest.mark.parametrize(
     ("status", "verdict", "badge"),
     [
         ("running", "", "running"),

@@ -202,6 +202,40 @@ def test_no_number_of_a_chart_lies_outside_of_it(visitor, project, rows):
                 assert 0 <= float(circle.get("cy")) <= height
 
 
+def test_the_noise_band_and_the_axis_of_shares_end_at_1(visitor, project, rows):
+    add(project, rows, "first", [0.80, 0.94], at=0)
+    add(project, rows, "better", [0.98, 1.0], at=1)
+    charts = svgs(visitor.get(f"/p/{project.id}/progress").content.decode())
+    chart = next(one for one in charts if one.find("rect") is not None and one.get("role") == "group")
+    [ladder] = study(project).ladders
+    assert ladder.best.score + ladder.noise_floor > 1.0
+    pairs = zip(chart.findall("line"), chart.findall("text"), strict=False)  # grid lines come first
+    heights = {float(line.get("y1")): one.text for line, one in pairs}
+    at_1 = next(y for y, text in heights.items() if text == "1")
+    assert min(float(band.get("y")) for band in chart.findall("rect")) == at_1
+    assert max(float(text) for text in heights.values() if "-" not in text) == 1.0
+
+
+def test_the_noise_band_of_losses_is_not_cut(project, rows):
+    add(project, rows, "a", [1.2, 1.9], mode="min", half_width=0.5)
+    add(project, rows, "b", [1.1, 1.6], mode="min", half_width=0.5, at=1)
+    [ladder] = study(project).ladders
+    assert ladder.bounds == (float("-inf"), float("inf"))
+
+
+def test_a_score_on_training_rows_is_marked_in_chart_table_and_csv(visitor, project, rows):
+    record = rows.record_of("leaky", {"arm": ({}, [0.9, 0.92])})
+    for run in record["runs"]:
+        run["evals"][0]["on_training_rows"] = True
+    rows.add_experiment(project, "leaky", record=record, ended=rows.START)
+    [ladder] = study(project).ladders
+    assert ladder.dots[0].training_mark == "on training rows"
+    text = visitor.get(f"/p/{project.id}/progress").content.decode()
+    assert text.count("on training rows") >= 3  # the best so far, the dot's title, the table
+    [line] = csv.DictReader(io.StringIO(visitor.get(f"/p/{project.id}/progress.csv").content.decode()))
+    assert line["training_mark"] == "on training rows"
+
+
 @pytest.mark.parametrize("apart", [1.0, 40.0, 300.0, 7200.0, 90000.0, 9e6])
 def test_the_time_axis_has_dates_however_close_the_experiments_are(visitor, project, rows, apart):
     for number in range(3):

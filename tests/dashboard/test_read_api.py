@@ -108,14 +108,14 @@ def test_an_agents_key_cannot_turn_a_test_into_something_else(project):
     run = make_run(project, {1: 0.5})
     agent, writer = (make_key(project, scope, scope)[1] for scope in ("agent", "write"))
 
-    def send(key: str, name: str, split: str, ts: float) -> None:
+    def send(key: str, name: str, split: str, ts: float, status: int = 200) -> None:
         place = f"/api/dashboard/api/sdk/generations/{run.pk}/eval/"
         body = {"id": f"{name}-{project.pk}", "ts": ts, "name": "tools", "split": split}
         answer = Client().post(place, body, "application/json", headers={"Authorization": f"Bearer {key}"})
-        assert answer.status_code == 200, answer.content
+        assert answer.status_code == status, answer.content
 
     send(writer, "after", "test", 10.0)
-    send(agent, "after", "val", 20.0)
+    send(agent, "after", "val", 20.0, status=409)
     send(agent, "before", "val", 20.0)
     send(writer, "before", "test", 10.0)
     send(writer, "open", "val", 10.0)

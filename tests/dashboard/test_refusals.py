@@ -107,6 +107,43 @@ def test_a_key_of_an_agent_adds_rollouts_and_changes_none(server):
     assert server.rows(query) == [("graded", 1.0), ("graded-2", 1.0)]  # a person's key may
 
 
+def test_a_key_of_an_agent_adds_evaluations_and_changes_none(server):
+    text = "evk_agent_of_evals"
+    values = f"('p1', 'agent', '{text}', '{hashlib.sha256(text.encode()).hexdigest()}', 'agent', 1.0)"
+    server.write(f"INSERT INTO dashboard_apikey (project_id, name, prefix, sha256, scope, created) VALUES {values}")
+    agent, path = {"Authorization": f"Bearer {text}"}, "generations/g1/eval/"
+    first = {"id": "judged", "ts": 5.0, "name": "tools", "split": "val", "metrics": {"pass@1": 0.25}, "seconds": 1.5}
+    assert server.post(path, {**first, "note": "from elsewhere"}, headers=agent).status_code == 200
+    assert server.post(path, {**first, "note": "from elsewhere", "ts": 6.0}, headers=agent).status_code == 200
+    changes = [{"metrics": {"pass@1": 1.0}}, {"split": "train"}, {"name": "easier"}, {"note": "x"}, {"step": 3}]
+    for ts in (1.0, 9.0):
+        for change in changes:
+            answer = server.post(path, {**first, "note": "from elsewhere", "ts": ts, **change}, headers=agent)
+            assert (answer.status_code, "changes none" in reason(answer)) == (409, True), change
+    query = "SELECT name, split, step, metrics FROM dashboard_eval WHERE id = 'judged'"
+    assert server.rows(query) == [("tools", "val", None, '{"pass@1": 0.25}')]
+    assert server.post(path, {**first, "id": "judged-2", "ts": 9.0}, headers=agent).status_code == 200
+    assert server.post(path, {**first, "ts": 9.0, "metrics": {"pass@1": 0.5}}).status_code == 200  # a person's key
+    assert server.rows(query) == [("tools", "val", None, '{"pass@1": 0.5}')]
+
+
+def test_a_taken_id_tells_nothing_of_the_other_project(server):
+    headers = {"Authorization": f"Bearer {server.keys['p2']}", "X-Evsys-Project": "p2"}
+    secret = {"name": "secret name", "ts": 1.0, "description": "secret"}
+    assert server.post("experiments/", {"id": "of-p1", **secret}).status_code == 200
+    answer = server.post("experiments/", {"id": "of-p1", "name": "mine", "ts": 2.0}, headers=headers)
+    assert (answer.status_code, reason(answer)) == (409, "the id 'of-p1' is taken; make a new one")
+    # A benchmark's id follows from its name, which can be guessed: nothing tells that another project has it.
+    suite = {"id": "suite-of-p1", "name": "secret benchmark", "version": "7", "ts": 1.0}
+    assert server.post("benchmarks/", suite).status_code == 200
+    for ts in (2.0, 3.0):
+        answer = server.post("benchmarks/", {"id": "suite-of-p1", "name": "mine", "ts": ts}, headers=headers)
+        assert (answer.status_code, list(answer.json())) == (200, ["id"])
+    query = "SELECT project_id, name, version FROM dashboard_suite WHERE project_id < 'p3' ORDER BY 1, 2"
+    found = [row for row in server.rows(query) if row[1] in ("mine", "secret benchmark")]
+    assert found == [("p1", "secret benchmark", "7"), ("p2", "mine", "")]
+
+
 @pytest.mark.parametrize(
     "body",
     [

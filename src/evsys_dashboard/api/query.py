@@ -48,9 +48,9 @@ STEPS_BETWEEN_LOOKS = 10_000
 # {project} is the condition on the project; {test} hides texts of test rollouts from an agent's key.
 VIEWS = {
     "experiments": """SELECT e.id, e.name, e.status, e.hypothesis, e.verdict, e.conclusion, e.metric, e.best_arm,
-        e.best_value, e.best_low, e.best_high, e.n_tasks, e.n_seeds, e.n_arms, e.n_runs, e.n_errors, e.cost_usd,
-        e.seconds, e.model, e.backend, e.algorithm, e.tags, e.config, e.metadata, e.parent_experiment_id, e.created,
-        e.ended, e.updated FROM dashboard_experiment e WHERE {project}""",
+        e.best_value, e.best_low, e.best_high, e.training_mark, e.n_tasks, e.n_seeds, e.n_arms, e.n_runs,
+        e.n_errors, e.cost_usd, e.seconds, e.model, e.backend, e.algorithm, e.tags, e.config, e.metadata,
+        e.parent_experiment_id, e.created, e.ended, e.updated FROM dashboard_experiment e WHERE {project}""",
     "runs": """SELECT e.id, e.experiment_id, e.name, e.arm, e.seed, e.status, e.recipe_kind, e.last_step, e.error,
         e.conclusion, e.run_config, e.metrics, e.created, e.ended, e.updated
         FROM dashboard_generation e WHERE {project}""",

@@ -49,7 +49,11 @@ class LadderView:
     @property
     def best_text(self) -> str:
         best = self.ladder.best
-        return "" if best is None else score_text(best.score, best.low, best.high, counts=[count(best.n_seeds, "seed")])
+        if best is None:
+            return ""
+        return score_text(
+            best.score, best.low, best.high, counts=[count(best.n_seeds, "seed")], marks=[best.training_mark]
+        )  # fmt: skip
 
     @property
     def noise_text(self) -> str:
@@ -95,7 +99,10 @@ class DotRow:
 
     @property
     def score(self) -> str:
-        return score_text(self.dot.score, self.dot.low, self.dot.high, counts=[count(self.dot.n_seeds, "seed")])
+        dot = self.dot
+        return score_text(
+            dot.score, dot.low, dot.high, counts=[count(dot.n_seeds, "seed")], marks=[dot.training_mark]
+        )  # fmt: skip
 
     @property
     def gain(self) -> str:
@@ -151,6 +158,7 @@ def download_csv(request: HttpRequest, project: str) -> HttpResponse:
         "low",
         "high",
         "arm",
+        "training_mark",
         "n_seeds",
         "gain",
         "floor",
