@@ -16,7 +16,7 @@ from evsys_sdk.deployers.folder import how_to_load, write_export
 from evsys_sdk.deployers.http import TargetClient, echo_logprobs, key_from
 from evsys_sdk.deployers.releases import Releases
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.experiment.deployment import now
+from evsys_sdk.experiment.deployment import check_base_model, deployment_of
 from evsys_sdk.protocols import Deployment, ModelArtifact, ProbeResult
 from evsys_sdk.registry import register_deployer
 
@@ -68,15 +68,9 @@ class FireworksDeployer:
         )  # fmt: skip
 
     def deploy(self, artifact: ModelArtifact) -> Deployment:
-        if artifact.base_model != self.cfg.trained_over:
-            raise EvsysError(
-                f"deploy.params.trained_over is {self.cfg.trained_over!r}, and the adapter was trained over "
-                f"{artifact.base_model!r}"
-            )
-        made = Deployment(
-            kind="fireworks", name=artifact.name, digest=artifact.digest, endpoint=f"{self.cfg.url.rstrip('/')}/v1",
-            alias=str(self._alias.path), time=now(),
-        )  # fmt: skip
+        check_base_model(artifact, self.cfg.trained_over, "trained_over")
+        endpoint = f"{self.cfg.url.rstrip('/')}/v1"
+        made = deployment_of(artifact, "fireworks", endpoint=endpoint, alias=str(self._alias.path))
         folder = self._releases.path / artifact.name
 
         def fill(part: Path) -> None:

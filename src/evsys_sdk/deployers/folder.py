@@ -9,9 +9,8 @@ from pydantic import Field
 
 from evsys_sdk.config.base import Name, Params
 from evsys_sdk.deployers.comparison import ROUNDED, allowed, compare_logprobs
-from evsys_sdk.deployers.releases import CURRENT, Releases
+from evsys_sdk.deployers.releases import Releases
 from evsys_sdk.errors import EvsysError, need
-from evsys_sdk.experiment.deployment import now
 from evsys_sdk.experiment.export import export_run
 from evsys_sdk.files import read_object
 from evsys_sdk.protocols import Deployment, ModelArtifact, ProbeResult
@@ -46,15 +45,7 @@ class FolderDeployer:
         return f"gguf-{self.cfg.number_type}" if self.cfg.form == "gguf" else self.cfg.form
 
     def deploy(self, artifact: ModelArtifact) -> Deployment:
-        made = Deployment(
-            kind="folder",
-            name=artifact.name,
-            digest=artifact.digest,
-            endpoint=str(self._releases.path / artifact.name),
-            alias=str(self._releases.path / CURRENT),
-            time=now(),
-            replaced=(found.name if (found := self.current()) else None),
-        )
+        made = self._releases.describe(artifact, "folder", self._form)
 
         def fill(part: Path) -> None:
             write_export(artifact, part, self.cfg.form, self.cfg.number_type)

@@ -14,9 +14,8 @@ from pydantic import Field
 from evsys_sdk.config.base import Name, Params
 from evsys_sdk.deployers.comparison import allowed, compare_top
 from evsys_sdk.deployers.folder import GGUF_FILE, TOLERANCES, write_export
-from evsys_sdk.deployers.releases import CURRENT, Releases
+from evsys_sdk.deployers.releases import Releases
 from evsys_sdk.errors import EvsysError, need, shorten
-from evsys_sdk.experiment.deployment import now
 from evsys_sdk.experiment.export import export_run
 from evsys_sdk.protocols import Deployment, ModelArtifact, ProbeResult
 from evsys_sdk.registry import register_deployer
@@ -49,15 +48,7 @@ class LlamaCppDeployer:
         return f"{self.cfg.form}-{self.cfg.number_type}"
 
     def deploy(self, artifact: ModelArtifact) -> Deployment:
-        made = Deployment(
-            kind="llama_cpp",
-            name=artifact.name,
-            digest=artifact.digest,
-            endpoint=str(self._releases.path / artifact.name),
-            alias=str(self._releases.path / CURRENT),
-            time=now(),
-            replaced=(found.name if (found := self.current()) else None),
-        )
+        made = self._releases.describe(artifact, "llama_cpp", self._form)
 
         def fill(part: Path) -> None:
             if self.cfg.form == "merged":

@@ -21,7 +21,7 @@ from evsys_sdk.deployers.folder import how_to_load, write_export
 from evsys_sdk.deployers.http import TargetClient, key_from
 from evsys_sdk.deployers.releases import Releases
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.experiment.deployment import now
+from evsys_sdk.experiment.deployment import deployment_of
 from evsys_sdk.protocols import Deployment, Fingerprint, ModelArtifact, ProbeResult
 
 
@@ -83,7 +83,8 @@ class LoraServer:
                 f"{self.cfg.url} serves the base model {', '.join(bases) or 'none'}, and the adapter was trained over "
                 f"{wanted}; where it is the same under another name, set deploy.params.base_model"
             )
-        made = self._deployment(artifact)
+        endpoint = f"{self.cfg.url.rstrip('/')}/v1"
+        made = deployment_of(artifact, self.kind, endpoint=endpoint, alias=str(self._alias.path))
         folder = self._releases.path / artifact.name
 
         def fill(part: Path) -> None:
@@ -94,16 +95,6 @@ class LoraServer:
         if artifact.name not in models:
             self.client.call("POST", self.load_route, {"lora_name": artifact.name, "lora_path": str(folder)})
         return made
-
-    def _deployment(self, artifact: ModelArtifact) -> Deployment:
-        return Deployment(
-            kind=self.kind,
-            name=artifact.name,
-            digest=artifact.digest,
-            endpoint=f"{self.cfg.url.rstrip('/')}/v1",
-            alias=str(self._alias.path),
-            time=now(),
-        )
 
     def _models(self) -> dict[str, str | None]:
         """What the server has: name -> its base model, None for a base model itself."""

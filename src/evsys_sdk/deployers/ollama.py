@@ -15,7 +15,7 @@ from evsys_sdk.deployers.http import TargetClient
 from evsys_sdk.deployers.llama_cpp import ADAPTER_FILE, write_adapter
 from evsys_sdk.deployers.releases import Releases
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.experiment.deployment import GREEDY_TOKENS, now
+from evsys_sdk.experiment.deployment import GREEDY_TOKENS, check_base_model, deployment_of
 from evsys_sdk.protocols import Deployment, ModelArtifact, ProbeResult
 from evsys_sdk.registry import register_deployer
 
@@ -64,17 +64,11 @@ class OllamaDeployer:
         return {str(one["name"]).removesuffix(":latest") for one in found}
 
     def deploy(self, artifact: ModelArtifact) -> Deployment:
-        if artifact.base_model != self.cfg.base_model:
-            raise EvsysError(
-                f"deploy.params.base_model is {self.cfg.base_model!r}, and the adapter was trained over "
-                f"{artifact.base_model!r}"
-            )
+        check_base_model(artifact, self.cfg.base_model, "base_model")
         if self.cfg.base.removesuffix(":latest") not in self._names():
             raise EvsysError(f"{self.cfg.url} has no model {self.cfg.base!r}; try: ollama pull {self.cfg.base}")
-        made = Deployment(
-            kind="ollama", name=artifact.name, digest=artifact.digest, endpoint=f"{self.cfg.url.rstrip('/')}/v1",
-            alias=self.cfg.alias, time=now(),
-        )  # fmt: skip
+        endpoint = f"{self.cfg.url.rstrip('/')}/v1"
+        made = deployment_of(artifact, "ollama", endpoint=endpoint, alias=self.cfg.alias)
 
         def fill(part: Path) -> None:
             write_adapter(artifact, part / ADAPTER_FILE)

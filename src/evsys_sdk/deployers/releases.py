@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.experiment.deployment import deployment_of
 from evsys_sdk.files import read_object
-from evsys_sdk.protocols import Deployment
+from evsys_sdk.protocols import Deployment, ModelArtifact
 
 CURRENT = "current"
 ABOUT = "deployment.json"
@@ -52,6 +53,14 @@ class Releases:
             raise EvsysError(f"{place} could not be written: {exc.strerror or exc}") from exc
         finally:
             shutil.rmtree(part, ignore_errors=True)
+
+    def describe(self, artifact: ModelArtifact, kind: str, form: str) -> Deployment:
+        """The release that these weights are to become."""
+        before = self.current(form)
+        return deployment_of(
+            artifact, kind, endpoint=str(self.path / artifact.name), alias=str(self.path / CURRENT),
+            replaced=before.name if before else None,
+        )  # fmt: skip
 
     def switch(self, name: str) -> None:
         """Point `current` at a release, in one step."""

@@ -327,5 +327,23 @@ class DeploymentNotes:
         return noted
 
 
+def deployment_of(
+    artifact: ModelArtifact, kind: str, *, endpoint: str, alias: str, replaced: str | None = None
+) -> Deployment:
+    """These weights at a target, as of now."""
+    return Deployment(
+        kind=kind, name=artifact.name, digest=artifact.digest, endpoint=endpoint, alias=alias, time=now(),
+        replaced=replaced,
+    )  # fmt: skip
+
+
+def check_base_model(artifact: ModelArtifact, given: str, setting: str) -> None:
+    """The target has its base model under a name of its own; `setting` says which one of the experiment is meant."""
+    if artifact.base_model != given:
+        raise EvsysError(
+            f"deploy.params.{setting} is {given!r}, and the adapter was trained over {artifact.base_model!r}"
+        )
+
+
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

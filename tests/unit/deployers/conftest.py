@@ -24,7 +24,7 @@ class Trained:
     result: object
 
 
-def train(folder: Path, backend: dict, *, steps: int = 12, seed: int = 1, **settings) -> Trained:
+def train(folder: Path, backend: dict, *, steps: int = 30, seed: int = 1, **settings) -> Trained:
     """One arm that learns to say yes, scored before and after."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"messages": [{"role": "user", "content": f"{i} plus {i}?"}, {"role": "assistant", "content": "yes"}]}
