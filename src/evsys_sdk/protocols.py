@@ -578,6 +578,14 @@ class Hooks(Protocol):
         """After optimiser step `step` (1-based). Raises Cancelled when the user wants to stop."""
         ...
 
+    def pay(self, call: str, usd: float) -> None:
+        """Training paid a service for a call, such as a hosted model's answer; each call is paid for once."""
+        ...
+
+    def check_budget(self) -> None:
+        """Before training asks a service. Raises Cancelled when the user wants to stop or the budget is spent."""
+        ...
+
     def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
         """Weights and optimiser of `step` are saved; `planned` is False if they are only there to resume from."""
         ...

@@ -124,6 +124,9 @@ class Checkpoints:
         expires = None if ttl_seconds is None else (self._now() + timedelta(seconds=ttl_seconds)).isoformat()
         _write_json(self.find(path) / MARKER, {**self.facts(path), "expires_at": expires})
 
+    def set_public(self, path: TinkerPath, public: bool) -> None:
+        _write_json(self.find(path) / MARKER, {**self.facts(path), "public": public})
+
     def runs(self) -> list[str]:
         """Those that have a checkpoint."""
         names = [entry.name for entry in self.folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name)]
@@ -150,6 +153,7 @@ class Checkpoints:
             "tinker_path": str(path),
             "time": facts["time"],
             "expires_at": facts.get("expires_at"),
+            "public": facts.get("public", False),
             "size_bytes": sum(file.stat().st_size for file in self.find(path).rglob("*") if file.is_file()),
             "user_metadata": facts.get("user_metadata"),
         }

@@ -105,6 +105,15 @@ class Listings:
         await self._service.in_worker(self._store.set_ttl, _path(run, kind, name), body.ttl_seconds)
         return {}
 
+    async def publish(self, _: HttpRequest, run: str, kind: str, name: str) -> JsonObject:
+        """Noted and listed; callers of this server have one key, so every one of them can load a checkpoint anyway."""
+        await self._service.in_worker(self._store.set_public, _path(run, kind, name), True)
+        return {}
+
+    async def unpublish(self, _: HttpRequest, run: str, kind: str, name: str) -> JsonObject:
+        await self._service.in_worker(self._store.set_public, _path(run, kind, name), False)
+        return {}
+
     def _living(self) -> dict[str, Model]:
         return {name: model for session in self._service.sessions.all() for name, model in session.models.items()}
 

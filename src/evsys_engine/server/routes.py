@@ -102,6 +102,8 @@ class EngineApp:
             ("GET", "checkpoints", listings.checkpoints),
             ("DELETE", checkpoint, listings.delete_checkpoint),
             ("PUT", f"{checkpoint}/ttl", listings.set_ttl),
+            ("POST", f"{checkpoint}/publish", listings.publish),
+            ("DELETE", f"{checkpoint}/publish", listings.unpublish),
         ]
 
     async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:

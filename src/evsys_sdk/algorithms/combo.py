@@ -87,6 +87,12 @@ class PhaseHooks:
         self.phase.reached(step)
         await self.hooks.step_end(self.phase.first + step, self.phase.of_step(metrics), snapshot)
 
+    def pay(self, call: str, usd: float) -> None:
+        self.hooks.pay(call, usd)
+
+    def check_budget(self) -> None:
+        self.hooks.check_budget()
+
     def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
         self.hooks.checkpoint(self.phase.first + step, path, planned=planned)
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from evsys_sdk import registry
 from evsys_sdk.algorithms.base import service_of
 from evsys_sdk.concurrency import run_async
+from evsys_sdk.constants import CALLS_FILE
 from evsys_sdk.data_types import (
     Columns,
     HarborTask,
@@ -38,7 +39,6 @@ from evsys_sdk.protocols import (
 )
 from evsys_sdk.registry import register_algorithm
 from evsys_sdk.training.prompt_search import (
-    CALLS_FILE,
     COMPONENT,
     PROMPT_FILE,
     UNTRAINED_RANK,
@@ -101,7 +101,9 @@ class GepaPrompt:
             answering=answering,
             reflecting=self._reflecting,
             calls=CallJournal(
-                ctx.output_dir / (f"{ctx.stage}.{CALLS_FILE}" if ctx.stage else CALLS_FILE), keep=ctx.resume
+                ctx.output_dir / (f"{ctx.stage}.{CALLS_FILE}" if ctx.stage else CALLS_FILE),
+                keep=ctx.resume,
+                hooks=ctx.hooks,
             ),
             train=train,
             val=val,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 NAME = "a built-in name, a local directory, a .gguf file, or a hub id (org/name)"
 ENGINE_KEY_VARIABLE = "EVSYS_ENGINE_KEY"
+SERVED = Path(".evsys/serve")
+"""What servers with admin routes serve: a file for each name."""
 CHECK_SECONDS = 20.0
 """How long `evsys backend check` waits for a server: a person waits for the answer, unlike in a run."""
 
@@ -233,13 +235,15 @@ def serve(
     """Serve a model, or the weights a run ended with, to anything that speaks OpenAI's chat protocol, until Ctrl-C or
     SIGTERM."""
     import asyncio
+    from contextlib import nullcontext
     from dataclasses import replace
+    from urllib.parse import quote
 
     from evsys_sdk.errors import EvsysError
     from evsys_sdk.experiment.deployment import NAME_DIGITS, digest_weights
     from evsys_sdk.redaction import add_secrets
     from evsys_sdk.run.open_model import ModelRef, find_target, open_model
-    from evsys_sdk.serving import Endpoint, ListenAddress, ModelAdmin, ServedModel
+    from evsys_sdk.serving import Endpoint, ListenAddress, ModelAdmin, ServedModel, StoredModel
     from evsys_sdk.serving import serve as serve_endpoint
 
     def key_in(flag: str, variable: str | None) -> str | None:
@@ -256,6 +260,7 @@ def serve(
     address.check()  # before minutes go into loading a model
     ref = ModelRef(text=target, backend=backend, base_model=model, name=name, params=parse_params(params))
     weights = find_target(ref)
+    state_file = SERVED / f"{quote(weights.name, safe='')}.json"
     with open_model(weights) as opened:
 
         async def load(checkpoint: str | None) -> ServedModel:
@@ -267,16 +272,34 @@ def serve(
             )
 
         async def endpoint() -> Endpoint:
-            served = await load(weights.checkpoint)
             if admin_key is None:
-                return Endpoint({weights.name: served})
+                return Endpoint({weights.name: await load(weights.checkpoint)})
             # The weights have a name of their own, so that the alias can leave them and they can be unloaded.
-            first = f"{weights.name}-{(served.digest or '')[:NAME_DIGITS]}"
-            admin = ModelAdmin(key=admin_key, base_model=weights.model, load=load)
-            return Endpoint({first: served}, aliases={weights.name: first}, admin=admin)
+            digest = await asyncio.to_thread(digest_weights, weights)
+            first = StoredModel(name=f"{weights.name}-{digest[:NAME_DIGITS]}", path=weights.checkpoint, digest=digest)
+            admin = ModelAdmin(key=admin_key, base_model=weights.model, load=load, first=first, state_file=state_file)
+            models, aliases = await admin.restore(weights.name)
+            return Endpoint(models, aliases=aliases, admin=admin)
 
-        serve_endpoint(endpoint, address, on_ready=lambda at: announce(at, weights, api_key_env, as_json=as_json))
+        with nullcontext() if admin_key is None else hold_state(state_file):
+            serve_endpoint(endpoint, address, on_ready=lambda at: announce(at, weights, api_key_env, as_json=as_json))
     return EXIT_OK
+
+
+@contextmanager
+def hold_state(file: Path) -> Iterator[None]:
+    """Keep what is served under a name to one server."""
+    from evsys_sdk.errors import EvsysError, RunLocked
+    from evsys_sdk.files import make_folder
+    from evsys_sdk.record.layout import hold
+
+    make_folder(file.parent)
+    lock, what = file.with_suffix(".lock"), f"{file}, which says what is served,"
+    try:
+        with hold(lock, what):
+            yield
+    except RunLocked as exc:
+        raise EvsysError(f"{str(exc).split(';')[0]}; give this server another --name") from exc
 
 
 def announce(at: RunningEndpoint, target: Target, key_variable: str | None, *, as_json: bool) -> None:

@@ -22,48 +22,46 @@ TOLERANCES = {"f32": 1e-2, "f16": 2e-2, "bf16": 1e-1, "q8_0": 2e-1}
 (f16) and 3.7e-3 (q8_0); larger models round more, so there is room. That of bf16 was not measured."""
 
 
+class FileForm(Params):
+    """In which files weights are written, for targets that keep files."""
+
+    form: Literal["peft", "merged", "gguf"] = "peft"
+    """The adapter, the whole model as safetensors, or one GGUF file."""
+    number_type: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
+    """Of the numbers in a GGUF file."""
+    tolerance: float | None = Field(default=None, gt=0)
+    """The largest difference between log probabilities; by default 0.01, and by `number_type` for GGUF."""
+
+    @property
+    def form_name(self) -> str:
+        return f"gguf-{self.number_type}" if self.form == "gguf" else self.form
+
+
 @register_deployer("folder")
 class FolderDeployer:
     """Files with a model card: `<path>/<name>/`, and the link `<path>/current` to the newest."""
 
-    class Config(Params):
+    class Config(FileForm):
         path: Name
         """The folder of all releases."""
-        form: Literal["peft", "merged", "gguf"] = "peft"
-        """The adapter, the whole model as safetensors, or one GGUF file."""
-        number_type: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
-        """Of the numbers in a GGUF file."""
-        tolerance: float | None = Field(default=None, gt=0)
-        """The largest difference between log probabilities; by default 0.01, and by `number_type` for GGUF."""
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)
         self._releases = Releases(Path(self.cfg.path).expanduser().absolute())
 
-    @property
-    def _form(self) -> str:
-        return f"gguf-{self.cfg.number_type}" if self.cfg.form == "gguf" else self.cfg.form
-
     def deploy(self, artifact: ModelArtifact) -> Deployment:
-        made = self._releases.describe(artifact, "folder", self._form)
+        made = self._releases.describe(artifact, "folder", self.cfg.form_name)
 
         def fill(part: Path) -> None:
             write_export(artifact, part, self.cfg.form, self.cfg.number_type)
             (part / "README.md").write_text(artifact.card + "\n" + how_to_load(self.cfg.form, artifact))
 
-        self._releases.add(made, self._form, fill)
+        self._releases.add(made, self.cfg.form_name, fill)
         return made
 
     def probe(self, deployment: Deployment, artifact: ModelArtifact) -> ProbeResult:
         """Load the files again, by transformers and peft, and score the prompts with them."""
-        folder, form = Path(deployment.endpoint), self.cfg.form
-        usual = TOLERANCES[self.cfg.number_type if form == "gguf" else "f32"]
-        if form == "merged" and "float32" not in str((read_object(folder / "config.json") or {}).get("dtype")):
-            usual = ROUNDED  # the sum of base weights and adapter is rounded to the base model's own type
-        tolerance = allowed(self.cfg.tolerance, usual, artifact.fingerprint)
-        answers = score_files(folder, form, artifact)
-        how = "the files, loaded by transformers" + (" and peft" if form == "peft" else "")
-        return compare_logprobs(artifact.fingerprint, answers, tolerance=tolerance, how=how)
+        return probe_files(Path(deployment.endpoint), self.cfg, artifact, files="the files")
 
     def route(self, deployment: Deployment) -> None:
         self._releases.switch(deployment.name)
@@ -72,7 +70,18 @@ class FolderDeployer:
         self._releases.remove(name)
 
     def current(self) -> Deployment | None:
-        return self._releases.current(self._form)
+        return self._releases.current(self.cfg.form_name)
+
+
+def probe_files(folder: Path, cfg: FileForm, artifact: ModelArtifact, *, files: str) -> ProbeResult:
+    """Load the files again, by transformers and peft, and compare what they make of the prompts."""
+    usual = TOLERANCES[cfg.number_type if cfg.form == "gguf" else "f32"]
+    if cfg.form == "merged" and "float32" not in str((read_object(folder / "config.json") or {}).get("dtype")):
+        usual = ROUNDED  # the sum of base weights and adapter is rounded to the base model's own type
+    tolerance = allowed(cfg.tolerance, usual, artifact.fingerprint)
+    answers = score_files(folder, cfg.form, artifact)
+    how = f"{files}, loaded by transformers" + (" and peft" if cfg.form == "peft" else "")
+    return compare_logprobs(artifact.fingerprint, answers, tolerance=tolerance, how=how)
 
 
 def write_export(artifact: ModelArtifact, folder: Path, form: Any, number_type: Any) -> None:
@@ -114,8 +123,9 @@ def score_files(folder: Path, form: str, artifact: ModelArtifact) -> list[list[f
     return answers
 
 
-def how_to_load(form: str, artifact: ModelArtifact) -> str:
-    """The last section of the card."""
+def how_to_load(form: str, artifact: ModelArtifact, *, source: str | None = None) -> str:
+    """The last section of the card. `source`: Python arguments that name a repository; None is the card's folder."""
+    place, at = ("In this folder:", '"."') if source is None else ("From the repository:", source)
     base, pulled = artifact.base_model, ""
     if "/" not in base:  # a built-in name of ours, which other programs know by its folder
         base, pulled = f"<folder of {base}>", f"  # `evsys model pull {base}` prints it"
@@ -125,17 +135,24 @@ def how_to_load(form: str, artifact: ModelArtifact) -> str:
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
             "",
             f'base = AutoModelForCausalLM.from_pretrained("{base}"){pulled}',
-            'model = PeftModel.from_pretrained(base, ".")',
-            'tokenizer = AutoTokenizer.from_pretrained(".")',
+            f"model = PeftModel.from_pretrained(base, {at})",
+            f"tokenizer = AutoTokenizer.from_pretrained({at})",
         ],
         "merged": [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
             "",
-            'model = AutoModelForCausalLM.from_pretrained(".")',
-            'tokenizer = AutoTokenizer.from_pretrained(".")',
+            f"model = AutoModelForCausalLM.from_pretrained({at})",
+            f"tokenizer = AutoTokenizer.from_pretrained({at})",
         ],
-        "gguf": ["import xllamacpp", "", "params = xllamacpp.CommonParams()", f'params.model.path = "{GGUF_FILE}"']
-        + ["server = xllamacpp.Server(params)"],
+        "gguf": [
+            "import xllamacpp",
+            *([] if source is None else ["from huggingface_hub import hf_hub_download"]),
+            "",
+            "params = xllamacpp.CommonParams()",
+            "params.model.path = "
+            + (f'"{GGUF_FILE}"' if source is None else f'hf_hub_download({source}, filename="{GGUF_FILE}")'),
+            "server = xllamacpp.Server(params)",
+        ],
     }[form]
     note = {"gguf": f"Or with llama.cpp's own server: `llama-server -m {GGUF_FILE}`.\n"}.get(form, "")
-    return "\n".join(["## How to load it", "", "In this folder:", "", "```python", *code, "```", "", note])
+    return "\n".join(["## How to load it", "", place, "", "```python", *code, "```", "", note])

@@ -18,7 +18,7 @@ from evsys_sdk.config.base import Name, Params
 from evsys_sdk.deployers.alias_file import AliasFile
 from evsys_sdk.deployers.comparison import ROUNDED, allowed, compare_logprobs
 from evsys_sdk.deployers.folder import how_to_load, write_export
-from evsys_sdk.deployers.http import TargetClient, key_from
+from evsys_sdk.deployers.http import TargetClient, TargetRefused, key_from
 from evsys_sdk.deployers.releases import Releases
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.experiment.deployment import deployment_of
@@ -47,11 +47,13 @@ class LoraServerParams(Params):
 
 
 class LoraServer:
-    """The part of a deployer that both servers share; `kind`, the routes and the probe's request are their own."""
+    """The part of a deployer that both servers share; their own are `kind`, routes, what these need, and the probe."""
 
     kind: ClassVar[str]
     load_route: ClassVar[str]
     unload_route: ClassVar[str]
+    start_with: ClassVar[str]
+    """What the server needs, or it does not have these routes."""
 
     cfg: LoraServerParams
 
@@ -93,8 +95,17 @@ class LoraServer:
 
         self._releases.add(made, "peft", fill)
         if artifact.name not in models:
-            self.client.call("POST", self.load_route, {"lora_name": artifact.name, "lora_path": str(folder)})
+            self._load(artifact.name, folder)
         return made
+
+    def _load(self, name: str, folder: Path) -> None:
+        try:
+            answer = self.client.call("POST", self.load_route, {"lora_name": name, "lora_path": str(folder)})
+        except TargetRefused as exc:
+            hint = f". Adapters need a server that was started with {self.start_with}" if exc.status == 404 else ""
+            raise EvsysError(f"{exc}{hint}") from exc
+        if answer.get("success") is False:  # SGLang's form
+            raise EvsysError(f"{self.cfg.url} did not load {folder}: {answer.get('error_message') or answer}")
 
     def _models(self) -> dict[str, str | None]:
         """What the server has: name -> its base model, None for a base model itself."""

@@ -58,14 +58,14 @@ class OllamaDeployer:
             environment={"OLLAMA_HOST": self.cfg.url}, install="see Ollama's own page for your system",
         )  # fmt: skip
 
-    def _names(self) -> set[str]:
-        """Models that the server has; a name without a tag is there as `<name>:latest`."""
+    def _models(self) -> dict[str, str | None]:
+        """Models that the server has, with their digests; a name without a tag is there as `<name>:latest`."""
         found = self._client.call("GET", "/api/tags").get("models") or []
-        return {str(one["name"]).removesuffix(":latest") for one in found}
+        return {str(one["name"]).removesuffix(":latest"): one.get("digest") for one in found}
 
     def deploy(self, artifact: ModelArtifact) -> Deployment:
         check_base_model(artifact, self.cfg.base_model, "base_model")
-        if self.cfg.base.removesuffix(":latest") not in self._names():
+        if self.cfg.base.removesuffix(":latest") not in self._models():
             raise EvsysError(f"{self.cfg.url} has no model {self.cfg.base!r}; try: ollama pull {self.cfg.base}")
         endpoint = f"{self.cfg.url.rstrip('/')}/v1"
         made = deployment_of(artifact, "ollama", endpoint=endpoint, alias=self.cfg.alias)
@@ -93,14 +93,18 @@ class OllamaDeployer:
         return compare_completions(artifact.fingerprint, answers, how="Ollama's answers")
 
     def route(self, deployment: Deployment) -> None:
+        # `cp` writes over the alias, so it is never without a model; it is not removed first.
         self._run("cp", deployment.name, self.cfg.alias)
         self._alias.write(deployment)
 
     def retire(self, name: str) -> None:
-        if name in self._names():
+        if name in self._models():
             self._run("rm", name)
 
     def current(self) -> Deployment | None:
-        found = self._alias.read()
-        names = self._names()
-        return found if found is not None and {found.name, self.cfg.alias} <= names else None
+        """What the note says, as long as the alias is a copy of that model: a process that was killed between `cp` and
+        the note leaves other weights behind the alias."""
+        found, models, alias = self._alias.read(), self._models(), self.cfg.alias
+        if found is None or not {found.name, alias} <= models.keys() or models[found.name] != models[alias]:
+            return None
+        return found

@@ -42,7 +42,7 @@ class Releases:
             self.path.mkdir(parents=True, exist_ok=True)
             part.mkdir()
             fill(part)
-            (part / ABOUT).write_text(json.dumps({**asdict(made), "form": form}, indent=2) + "\n")
+            write_about(part, made, form)
             for file in part.rglob("*"):
                 file.chmod(0o755 if file.is_dir() else 0o644)  # weights in a run's folder are for their owner alone
                 _sync(file)
@@ -74,21 +74,31 @@ class Releases:
             raise EvsysError(f"{self.path / CURRENT} could not be switched: {exc.strerror}") from exc
 
     def current(self, form: str) -> Deployment | None:
-        """What `current` points at. In another form than `form` its digest says so: it is not the same release."""
-        found = read_object(self.path / CURRENT / ABOUT)
-        if found is None:
-            return None
-        was = found.pop("form", None)
-        known = {key: value for key, value in found.items() if key in Deployment.__dataclass_fields__}
-        if was != form:
-            known["digest"] = f"{was}:{known.get('digest')}"
-        return Deployment(**known)
+        """What `current` points at."""
+        return read_about(self.path / CURRENT, form)
 
     def remove(self, name: str) -> None:
         """Delete a release; the one in use stays."""
         if (self.path / CURRENT).is_symlink() and os.readlink(self.path / CURRENT) == name:
             raise EvsysError(f"{self.path / name} is in use (current); deploy another one first")
         shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def write_about(folder: Path, made: Deployment, form: str) -> None:
+    """Say in the folder which release it is."""
+    (folder / ABOUT).write_text(json.dumps({**asdict(made), "form": form}, indent=2) + "\n")
+
+
+def read_about(folder: Path, form: str) -> Deployment | None:
+    """Which release a folder is. In another form than `form` its digest says so: it is not the same release."""
+    found = read_object(folder / ABOUT)
+    if found is None:
+        return None
+    was = found.pop("form", None)
+    known = {key: value for key, value in found.items() if key in Deployment.__dataclass_fields__}
+    if was != form:
+        known["digest"] = f"{was}:{known.get('digest')}"
+    return Deployment(**known)
 
 
 def _sync(path: Path) -> None:

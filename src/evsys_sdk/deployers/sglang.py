@@ -20,6 +20,7 @@ class SglangDeployer(LoraServer):
 
     kind = "sglang"
     load_route, unload_route = "/load_lora_adapter", "/unload_lora_adapter"
+    start_with = "--enable-lora, --max-lora-rank and --lora-target-modules"
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)

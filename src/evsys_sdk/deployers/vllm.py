@@ -20,6 +20,7 @@ class VllmDeployer(LoraServer):
 
     kind = "vllm"
     load_route, unload_route = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    start_with = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora, --max-loras and --max-lora-rank"
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)

@@ -24,6 +24,7 @@ from evsys_sdk.files import whole_file
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.callbacks import eval_metrics
+from evsys_sdk.record.journal import PAYMENT
 from evsys_sdk.record.rollouts import StoredJournal
 from evsys_sdk.report.svg import (
     COLOURS,
@@ -69,12 +70,15 @@ class Totals:
 
 
 def totals(journal: Path, runs: Collection[str]) -> Totals:
-    """Steps and tokens of training, and dollars for rollouts of evaluations, of these runs."""
+    """Steps and tokens of training, and dollars for rollouts of evaluations and for prompt search, of these runs."""
     steps = tokens = unpriced = 0
     usd = 0.0
     for run, data in _step_rows(journal, "step"):
         if run in runs:
             steps, tokens = steps + 1, tokens + int(_number(data["metrics"].get("tokens")) or 0)
+    for run, data in _step_rows(journal, PAYMENT):
+        if run in runs:
+            usd += float(data["cost_usd"])
     for run, data in _step_rows(journal, "rollout"):
         if run in runs:
             usd += float(data.get("cost_usd") or 0.0)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 
 from evsys_sdk.errors import Cancelled
-from evsys_sdk.record.journal import IDENTITY, REUSED, Journal, RunJournal, number_in
+from evsys_sdk.record.journal import IDENTITY, PAYMENT, REUSED, ROLLOUT, Journal, RunJournal, number_in
 
 LIMITS = ("steps", "tokens", "seconds", "usd", "trials")
 
@@ -117,6 +117,11 @@ class Budget:
         with self.lock:
             self.spent = replace(self.spent, usd=self.spent.usd + usd)
 
+    def check(self) -> None:
+        """Something is about to cost more; Cancelled when nothing may."""
+        with self.lock:
+            self._refuse_if_spent()
+
     def _refuse_if_spent(self) -> None:
         self.spent = replace(self.spent, seconds=self.clock() - self.started)
         for name in ("tokens", "seconds", "usd"):
@@ -140,6 +145,7 @@ def limits_of(*specs: object) -> dict[str, float]:
     return limits
 
 
+PAID = f"'{ROLLOUT}', '{PAYMENT}'"
 _OWN = (
     "id > (SELECT coalesce(min(id), 0) FROM events WHERE run = ? AND attempt = ?)"
     f" AND (run, attempt) NOT IN (SELECT run, attempt FROM events WHERE kind = '{REUSED}')"
@@ -157,7 +163,7 @@ def spent_before(journal: Journal, line: RunJournal, *, seconds: float) -> Spent
         launch,
     )
     [(usd,)] = journal.read(
-        f"SELECT coalesce(sum({number_in('cost_usd')}), 0) FROM events WHERE kind = 'rollout' AND {_OWN}",
+        f"SELECT coalesce(sum({number_in('cost_usd')}), 0) FROM events WHERE kind IN ({PAID}) AND {_OWN}",
         launch,
     )
     trials = len(begun_before(journal, line))

@@ -19,7 +19,15 @@ from evsys_sdk.errors import Cancelled
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, FinishedRollouts, KeptWeights, RunContext, Snapshot, StoppedAt
 from evsys_sdk.record.callbacks import CallbackList, eval_metrics
-from evsys_sdk.record.journal import TASKS, JournalEvent, JournalledRollouts, RunJournal, read_eval, to_data_without
+from evsys_sdk.record.journal import (
+    PAYMENT,
+    TASKS,
+    JournalEvent,
+    JournalledRollouts,
+    RunJournal,
+    read_eval,
+    to_data_without,
+)
 from evsys_sdk.record.models import question_to_data, to_data
 from evsys_sdk.run.attempt import RunAttempt
 from evsys_sdk.run.budget import Budget
@@ -127,6 +135,15 @@ class LoopHooks:
             raise Cancelled(f"paused at step {last}", reason="pause", step=last)
         self.budget.begin_step()
         self._mark_step(True)
+
+    def pay(self, call: str, usd: float) -> None:
+        self.budget.pay(usd)
+        # At step 0, which no resume takes back: what was paid for stays paid.
+        self.journal.add(PAYMENT, {"cost_usd": usd}, at=0, key=call)
+
+    def check_budget(self) -> None:
+        self.stop.check()
+        self.budget.check()
 
     def _mark_step(self, in_step: bool) -> None:
         self.in_step = in_step

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evsys_sdk.config.load import plain
-from evsys_sdk.constants import JOURNAL_FILE
+from evsys_sdk.constants import CALLS_FILE, JOURNAL_FILE
 from evsys_sdk.errors import BackendError, DataError, EvsysError
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import RunResult
@@ -39,8 +39,8 @@ def begin_or_resume(
 ) -> tuple[RunJournal, bool]:
     """The journal to write to, and whether it continues an earlier attempt.
 
-    An unfinished attempt with the same settings continues if it left a whole checkpoint, or rollouts of the untrained
-    model; anything else is set aside."""
+    An unfinished attempt with the same settings continues if it left a whole checkpoint, answers that a prompt search
+    paid for, or rollouts of the untrained model; anything else is set aside."""
     # Other settings have another fingerprint: their attempt is not continued, and its files are set aside below.
     earlier = None if fresh else journal.unfinished(run_id, fingerprint)
     is_lost = not fresh and journal.latest(run_id) is None  # a run that left checkpoints had begun in the journal
@@ -52,8 +52,9 @@ def begin_or_resume(
             get_logger(__name__).warning("%s, so the run cannot resume from its checkpoints", exc)
     # The last whole checkpoint of each stage, by its folder's name; None is a run without stages.
     reached = {manifest.stage: last for manifest in manifests if (last := manifest.last_complete())}
-    if earlier and reached:
-        keep, home = {MANIFEST_FILE, STAGES}, run_dir.absolute()
+    calls = {path.name for path in run_dir.glob(f"*{CALLS_FILE}")}
+    if earlier and (reached or calls):
+        keep, home = {MANIFEST_FILE, STAGES, *calls}, run_dir.absolute()
         for path in [Path(path) for last in reached.values() for path in (last.state, last.sampler)]:
             if path.is_relative_to(home):
                 keep.add(path.relative_to(home).parts[0])

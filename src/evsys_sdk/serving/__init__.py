@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evsys_engine.http import ListenAddress
-from evsys_sdk.serving.admin import ModelAdmin
+from evsys_sdk.serving.admin import ModelAdmin, StoredModel
 from evsys_sdk.serving.endpoint import Capture, Endpoint, ServedModel
 from evsys_sdk.serving.run import RunningEndpoint, in_background, running, serve
 
@@ -14,6 +14,7 @@ __all__ = [
     "ModelAdmin",
     "RunningEndpoint",
     "ServedModel",
+    "StoredModel",
     "in_background",
     "running",
     "serve",

@@ -1,7 +1,8 @@
 """Change what an endpoint serves while it runs: load weights under a name, move an alias, unload.
 
 In: requests under `/admin/`, with a key that callers of the models do not have. Out: JSON. Loading never touches what
-answers; an alias moves in one step; a request that began on weights ends on them, and only then are they unloaded.
+answers; an alias moves in one step; a request that began on weights ends on them, and only then are they unloaded. What
+is served is in a file before it is served, so that a server that was killed begins with it again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -17,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from evsys_engine.http import HttpRequest, HttpResponse, json_response
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.files import make_folder, write_json
+from evsys_sdk.logs import get_logger
 from evsys_sdk.serving.request import ApiError
 
 if TYPE_CHECKING:
@@ -50,15 +54,87 @@ class AliasRequest(BaseModel):
     name: str
 
 
+class StoredModel(BaseModel):
+    """Weights that are served under a name."""
+
+    name: str
+    path: str | None
+    """None is the base model as it is."""
+    digest: str | None
+
+
+class ServingState(BaseModel):
+    """What an endpoint served last."""
+
+    base_model: str
+    started_with: StoredModel
+    """The weights on its command line. With other ones it is another server, which begins anew."""
+    models: list[StoredModel]
+    aliases: dict[str, str]
+
+
 @dataclass(slots=True, kw_only=True)
 class ModelAdmin:
     """The admin routes of one endpoint."""
 
     key: str
     base_model: str
-    load: Callable[[str], Awaitable[ServedModel]]
+    load: Callable[[str | None], Awaitable[ServedModel]]
     """Opens sampler weights over the base model that is served, and computes their digest."""
+    first: StoredModel
+    """The weights on the command line."""
+    state_file: Path
+    _models: dict[str, StoredModel] = field(default_factory=dict)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def restore(self, alias: str) -> tuple[dict[str, ServedModel], dict[str, str]]:
+        """What was served when the server stopped, as models and aliases; at first the command line's weights."""
+        state = self._read_state()
+        if state is None:
+            state = ServingState(
+                base_model=self.base_model, started_with=self.first, models=[self.first],
+                aliases={alias: self.first.name},
+            )  # fmt: skip
+        models: dict[str, ServedModel] = {}
+        for stored in state.models:
+            try:
+                loaded = await self.load(stored.path)
+                if loaded.digest != stored.digest:
+                    raise EvsysError(f"the weights at {stored.path} have changed since")
+            except (EvsysError, OSError) as exc:
+                used = [name for name, known in state.aliases.items() if known == stored.name]
+                if used:
+                    raise EvsysError(
+                        f"{', '.join(used)} was served by {stored.name}, which cannot be loaded again: {exc}. Put the "
+                        f"weights back, or delete {self.state_file} to begin with those of the command line"
+                    ) from exc
+                get_logger(__name__).warning("%s is no longer served: %s", stored.name, exc)
+                continue
+            models[stored.name], self._models[stored.name] = loaded, stored
+        return models, state.aliases
+
+    def _read_state(self) -> ServingState | None:
+        try:
+            state = ServingState.model_validate_json(self.state_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as exc:
+            said = f"{self.state_file} says what was served here, and cannot be read; delete it to begin anew: {exc}"
+            raise EvsysError(said) from exc
+        asked = (self.base_model, self.first.digest)
+        return state if (state.base_model, state.started_with.digest) == asked else None
+
+    def _note(self, models: dict[str, StoredModel], aliases: dict[str, str]) -> None:
+        """Write what is served from now on; a change that cannot be written is not made."""
+        state = ServingState(
+            base_model=self.base_model, started_with=self.first, models=list(models.values()), aliases=aliases
+        )
+        try:
+            make_folder(self.state_file.parent)
+            write_json(self.state_file, state.model_dump())
+        except OSError as exc:
+            raise ApiError(500, f"{self.state_file} cannot be written: {exc.strerror}; nothing was changed") from exc
+        self._models = models
 
     async def answer(self, endpoint: Endpoint, request: HttpRequest) -> HttpResponse:
         route = f"{request.method} {request.path.rstrip('/')}"
@@ -71,6 +147,7 @@ class ModelAdmin:
                 wanted = _read(AliasRequest, request.body)
                 if wanted.name not in endpoint.models:
                     raise ApiError(404, f"no model {wanted.name!r} is loaded; load it first", param="name")
+                self._note(self._models, {**endpoint.aliases, wanted.alias: wanted.name})
                 endpoint.aliases[wanted.alias] = wanted.name
             elif route.startswith("DELETE /admin/models/"):
                 await self._unload(endpoint, unquote(route.removeprefix("DELETE /admin/models/")))
@@ -98,15 +175,18 @@ class ModelAdmin:
         if loaded.digest != wanted.digest:
             said = f"the weights at {wanted.path} have the digest {loaded.digest}, not {wanted.digest}"
             raise ApiError(409, said, param="digest")
+        stored = StoredModel(name=wanted.name, path=wanted.path, digest=wanted.digest)
+        self._note({**self._models, wanted.name: stored}, endpoint.aliases)
         endpoint.models[wanted.name] = loaded
 
     async def _unload(self, endpoint: Endpoint, name: str) -> None:
         used = [alias for alias, known in endpoint.aliases.items() if known == name]
         if used:
             raise ApiError(409, f"{name} answers as {', '.join(used)}; move the alias first", param="name")
-        model = endpoint.models.pop(name, None)  # no new request begins on it
-        if model is None:
+        if name not in endpoint.models:
             return
+        self._note({key: one for key, one in self._models.items() if key != name}, endpoint.aliases)
+        model = endpoint.models.pop(name)  # no new request begins on it
         await endpoint.wait_for_requests()  # one of them may have taken these weights before they lost their name
         close = getattr(model.sampler, "close", None)
         if callable(close):

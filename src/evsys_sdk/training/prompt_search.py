@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Never
@@ -31,6 +31,7 @@ from evsys_sdk.files import make_folder
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import (
     MACHINE_FAILURES,
+    Hooks,
     InferenceClient,
     Rollout,
     RunContext,
@@ -44,8 +45,6 @@ from evsys_sdk.training_api import SamplingClient, SamplingParams, derive_seed
 
 COMPONENT = "system_prompt"
 """What gepa calls the text that it changes."""
-CALLS_FILE = "prompt_calls.jsonl"
-"""In a chain, each stage has its own, named `<stage>.prompt_calls.jsonl`."""
 PROMPT_FILE = "prompt.json"
 NO_PROMPT = "Answer the user."
 """The seed where none is given: gepa cannot improve an empty text."""
@@ -191,7 +190,8 @@ class AnsweringModel:
 class CallJournal:
     """Every answer that was paid for, by what was asked: a file with one JSON object a line, appended to."""
 
-    def __init__(self, path: Path, *, keep: bool) -> None:
+    def __init__(self, path: Path, *, keep: bool, hooks: Hooks | None = None) -> None:
+        self._hooks = hooks
         self.known: dict[str, Any] = {}
         if keep and path.is_file():
             whole = 0
@@ -207,9 +207,16 @@ class CallJournal:
 
     def add(self, key: str, value: Any) -> None:
         """Keep this; a kill of the process does not lose it, `sync` makes it outlive the machine."""
+        if self._hooks and value["cost_usd"]:
+            self._hooks.pay(key, value["cost_usd"])
         self.file.write(json.dumps({"key": key, "value": value}).encode() + b"\n")
         self.file.flush()
         self.known[key] = value
+
+    def check_budget(self, keys: Iterable[str]) -> None:
+        """Cancelled where one of these calls is not known yet, and no more may be paid for."""
+        if self._hooks and any(key not in self.known for key in keys):
+            self._hooks.check_budget()
 
     def sync(self) -> None:
         os.fsync(self.file.fileno())
@@ -367,6 +374,7 @@ class PromptSearch:
         def answer() -> str:
             key = CallJournal.key("reflect", prompt, self.reflections)
             self.reflections += 1
+            self.calls.check_budget([key])
             if key not in self.calls.known:
                 messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
                 sampling = SamplingParams(
@@ -432,6 +440,7 @@ class PromptSearch:
         finished = JournalledAnswers(self.calls, prompt, purpose)
         samples = range(num_samples)
         keys = {task.task_id: [finished.key(task.task_id, sample) for sample in samples] for task in tasks}
+        self.calls.check_budget(key for group in keys.values() for key in group)
         distinct = list({task.task_id: task for task in tasks}.values())
         run_async(self.answering.answer(prompt, distinct, num_samples=num_samples, purpose=purpose, finished=finished))
         self.calls.sync()

@@ -353,6 +353,13 @@ def test_checkpoints_can_be_listed_described_and_deleted(server, client, trainin
     assert run.last_checkpoint.tinker_path == state and run.last_sampler_checkpoint.tinker_path == sampler
     assert [found.training_run_id for found in rest.list_training_runs().result().training_runs] == [training.model_id]
     rest.set_checkpoint_ttl_from_tinker_path(state, None).result()
+    rest.publish_checkpoint_from_tinker_path(state).result()
+    public = {found.tinker_path: found.public for found in rest.list_user_checkpoints().result().checkpoints}
+    assert public == {state: True, sampler: False}
+    rest.unpublish_checkpoint_from_tinker_path(state).result()
+    assert not any(found.public for found in rest.list_user_checkpoints().result().checkpoints)
+    with pytest.raises(tinker.NotFoundError):
+        rest.publish_checkpoint_from_tinker_path(f"{state}-other").result()
     rest.delete_checkpoint_from_tinker_path(sampler).result()
     left = rest.list_user_checkpoints().result()
     assert [(found.tinker_path, found.expires_at) for found in left.checkpoints] == [(state, None)]

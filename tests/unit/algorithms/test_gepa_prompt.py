@@ -11,15 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evsys_sdk import registry
+from evsys_sdk import registry, run_experiment
 from evsys_sdk.algorithms.gepa_prompt import GepaPrompt
 from evsys_sdk.algorithms.sft import SFT
+from evsys_sdk.constants import CALLS_FILE
 from evsys_sdk.data_types import with_system_prompt
 from evsys_sdk.errors import BackendError, ConfigError, DataError
 from evsys_sdk.inference.base import AskingClient, Completion
+from evsys_sdk.record.models import ExperimentRecord
+from evsys_sdk.report.figures import totals
 from evsys_sdk.rollout.engine import InProcessRolloutEngine
 from evsys_sdk.testing import training_context
-from evsys_sdk.training.prompt_search import CALLS_FILE, PROMPT_FILE, copied_share
+from evsys_sdk.training.prompt_search import PROMPT_FILE, copied_share
 
 CITIES = {
     "France": "PARIS", "Italy": "ROME", "Peru": "LIMA", "Norway": "OSLO",
@@ -118,6 +121,56 @@ def test_the_weights_of_the_run_answer_where_no_task_model_is_named(tmp_path):
     result = GepaPrompt(max_metric_calls=80, max_tokens=12, reflection_model={"kind": "reflector"}).train(ctx)
     assert result.extras["prompt"] == GOOD and result.metrics["prompt_score"] == 1.0
     assert {"final_checkpoint", "final_sampler", "prompt"} <= result.artifacts.keys()
+
+
+def spend(folder, usd):
+    """The search as an experiment that may spend so many dollars: its record, and the dollars that were charged."""
+    config = {
+        "name": "capitals",
+        "output_dir": str(folder),
+        "budget": {"usd": usd},
+        "run": {
+            "name": "r0",
+            "data": {"source_kind": "in_memory", "rows": ROWS},
+            "model": {"name": "table"},
+            "algorithm": {
+                "kind": "gepa_prompt",
+                "params": {
+                    "max_metric_calls": 80,
+                    "task_model": {"kind": "capitals"},
+                    "reflection_model": {"kind": "reflector"},
+                },
+            },
+            "backend": {"kind": "mock", "params": {"latency_ms": 0}},
+        },
+    }
+    before = sum(Capitals.calls.values())
+    run_experiment(config)
+    path = folder / "capitals.experiment_result.json"
+    return path, ExperimentRecord.load(path), 0.001 * (sum(Capitals.calls.values()) - before)
+
+
+def test_what_a_search_costs_is_the_budget_s_and_the_record_s(tmp_path):
+    path, record, charged = spend(tmp_path, 10.0)
+    assert record.status == "completed" and charged > 0.02
+    assert record.budget["spent"]["usd"] == pytest.approx(charged)
+    assert totals(path.with_name("capitals.journal.sqlite"), {"capitals/r0"}).usd == pytest.approx(charged)
+
+
+def test_a_spent_budget_stops_the_search_with_a_record_and_a_larger_one_goes_on_from_there(tmp_path):
+    whole, _, total = spend(tmp_path / "whole", 10.0)
+    Reflector.seen.clear()
+    path, record, first = spend(tmp_path / "cut", 0.01)
+    assert record.status == "cancelled" and "the budget is spent: 0.01" in record.runs[0].error
+    assert 0.01 <= first < total and record.budget["spent"]["usd"] == pytest.approx(first)
+    _, record, more = spend(tmp_path / "cut", 0.01)
+    assert more == 0 and record.status == "cancelled", "the budget is the experiment's, over all of its processes"
+    path, record, more = spend(tmp_path / "cut", 10.0)
+    assert record.status == "completed" and first + more == pytest.approx(total), "nothing is paid for twice"
+    assert record.budget["spent"]["usd"] == pytest.approx(total)
+    assert totals(path.with_name("capitals.journal.sqlite"), {"capitals/r0"}).usd == pytest.approx(total)
+    prompts = [(folder.parent / "r0" / PROMPT_FILE).read_text() for folder in (whole, path)]
+    assert prompts[0] == prompts[1]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BackendError("the server is gone")], ids=["kill", "outage"])

@@ -16,6 +16,7 @@ from evsys_engine.http import HttpRequest
 from evsys_sdk import run_experiment
 from evsys_sdk.cli.main import main, parse
 from evsys_sdk.errors import EvsysError
+from evsys_sdk.experiment.deployment import digest_weights
 
 pytest.importorskip("uvicorn", reason="the endpoint needs uvicorn")
 
@@ -130,9 +131,10 @@ def test_a_wide_address_needs_a_key_and_a_named_key_must_be_there(capsys, monkey
     assert "closest: mock" in capsys.readouterr().err
 
 
-def begin(*words, **environ):
+def begin(*words, folder=None, **environ):
     command = [sys.executable, "-m", "evsys_sdk.cli.main", "serve", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ})
+    environ = {**os.environ, **environ}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environ)
 
 
 def end(process):
@@ -142,6 +144,7 @@ def end(process):
     finally:
         process.kill()
         process.stdout.close()
+        process.stderr.close()
 
 
 def ask(url, **options):
@@ -178,6 +181,94 @@ def test_the_printed_curl_line_works_and_the_key_is_asked_for(run_dir):
     assert refused == 401 and "s3cret" not in first + second
     if curl.returncode != 127:  # curl itself is not everywhere
         assert json.loads(curl.stdout)["object"] == "chat.completion"
+
+
+ADMIN = {"Authorization": "Bearer admin-key-for-tests-only"}
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """Servers with admin routes, begun in one folder; `policy()` kills the last one and begins the next."""
+    begun = []
+
+    def kill():
+        begun[-1].kill()  # SIGKILL
+        begun[-1].wait(300)
+
+    def start(*words):
+        if begun:
+            kill()
+        words = (*(words or ("table",)), "--backend", "mock", "--name", "policy", "--admin-key-env", "K")
+        begun.append(begin(*words, folder=tmp_path, K="admin-key-for-tests-only"))
+        line = begun[-1].stdout.readline()
+        return line.split()[-1].removesuffix("/v1") if line else begun[-1].stderr.read()
+
+    yield start
+    kill()
+    for process in begun:
+        process.stdout.close()
+        process.stderr.close()
+
+
+def deploy_by_hand(url, run):
+    """What the deployer `serve` asks of a server: load, switch, unload."""
+    weights = target(run.run_dir)
+    body = {"name": "yes-1", "path": weights.checkpoint, "base_model": "table", "digest": digest_weights(weights)}
+    first = admin(url)["models"][0]["name"]
+    for route, sent in [("models", body), ("aliases", {"alias": "policy", "name": "yes-1"})]:
+        assert requests.post(f"{url}/admin/{route}", json=sent, headers=ADMIN, timeout=300).status_code == 200
+    assert requests.delete(f"{url}/admin/models/{first}", headers=ADMIN, timeout=300).status_code == 200
+    return body["digest"]
+
+
+def admin(url):
+    return requests.get(f"{url}/admin/models", headers=ADMIN, timeout=300).json()
+
+
+def answer_of(url):
+    body = {"model": "policy", "messages": [{"role": "user", "content": "say yes"}], "temperature": 0, "max_tokens": 8}
+    return requests.post(f"{url}/v1/chat/completions", json=body, timeout=300).json()
+
+
+def test_a_killed_server_begins_again_with_what_was_deployed(policy, experiment, tmp_path):
+    url = policy()
+    assert answer_of(url)["choices"][0]["message"]["content"] != "yes"
+    digest = deploy_by_hand(url, experiment)
+    before = admin(url)
+    url = policy()
+    answer = answer_of(url)
+    assert answer["choices"][0]["message"]["content"] == "yes" and answer["system_fingerprint"] == digest
+    assert admin(url) == before == {
+        "base_model": "table", "models": [{"name": "yes-1", "digest": digest}], "aliases": {"policy": "yes-1"},
+    }  # fmt: skip
+    url = policy(experiment.run_dir)
+    assert answer_of(url)["model"] == "policy" and admin(url)["models"][0]["name"].startswith("policy-"), (
+        "other weights on the command line: another server"
+    )
+
+
+def test_deployed_weights_that_are_gone_stop_the_server_with_the_reason(policy, experiment, tmp_path):
+    deploy_by_hand(policy(), experiment)
+    file = tmp_path / ".evsys" / "serve" / "policy.json"
+    state = json.loads(file.read_text())
+    state["models"][0]["path"] = str(tmp_path / "gone")
+    file.write_text(json.dumps(state))
+    said = policy()
+    assert "policy was served by yes-1, which cannot be loaded again" in said
+    assert "delete .evsys/serve/policy.json to begin with those of the command line" in said
+    file.write_text("{half")
+    assert "cannot be read; delete it to begin anew" in policy()
+    file.unlink()
+    assert "yes-1" not in str(admin(policy()))
+
+
+def test_one_name_is_served_by_one_server(policy, tmp_path):
+    policy()
+    second = begin(
+        "table", "--backend", "mock", "--name", "policy", "--admin-key-env", "K", folder=tmp_path, K="key-two"
+    )
+    _, said = second.communicate(timeout=300)
+    assert second.returncode == 1 and "is in use by process" in said and "give this server another --name" in said
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ class StubServer:
                 stub.headers.append({key.lower(): value for key, value in self.headers.items()})
                 status, said = answer(self.command, self.path, body)
                 headers = said.pop("_headers", {}) if isinstance(said, dict) else {}
+                if isinstance(said, dict) and "_content" in said:
+                    said = said["_content"]
                 payload = said if isinstance(said, bytes) else json.dumps(said).encode()
                 self.send_response(status)
                 for key, value in {"content-type": "application/json", **headers}.items():
@@ -72,6 +74,7 @@ class LoraStub(StubServer):
         self.fingerprint, self.kind, self.base = fingerprint, kind, base
         self.loaded: dict[str, str] = {}
         self.ignores_adapters = False
+        self.takes_adapters = True
         super().__init__(self._serve)
 
     def _logprobs(self, tokens: list[int], adapter: str | None) -> list[float]:
@@ -84,7 +87,7 @@ class LoraStub(StubServer):
         if path == "/v1/models":
             adapters = [{"id": name, "object": "model", "parent": self.base} for name in self.loaded]
             return 200, {"data": [{"id": self.base, "object": "model", "parent": None}, *adapters]}
-        if path == f"{prefix}/load_lora_adapter":
+        if path == f"{prefix}/load_lora_adapter" and self.takes_adapters:
             if body["lora_name"] in self.loaded:
                 return 400, {"error": {"message": f"The lora adapter {body['lora_name']!r} has already been loaded."}}
             self.loaded[body["lora_name"]] = body["lora_path"]

@@ -49,10 +49,15 @@ def ollama(artifact, program, *, wrong=False):
 
     def answer(method, path, body):
         if path == "/api/tags":
-            made = [call["words"][-1] if call["words"][0] == "cp" else call["words"][1]
-                    for call in program.calls if call["words"][0] in ("create", "cp")]  # fmt: skip
-            gone = {call["words"][1] for call in program.calls if call["words"][0] == "rm"}
-            return 200, {"models": [{"name": f"{name}:latest"} for name in ["tiny", *made] if name not in gone]}
+            digests = {"tiny": "tiny"}
+            for words in (call["words"] for call in program.calls):
+                if words[0] == "create":
+                    digests[words[1]] = f"digest of {words[1]}"
+                elif words[0] == "cp":
+                    digests[words[2]] = digests[words[1]]
+                else:
+                    del digests[words[1]]
+            return 200, {"models": [{"name": f"{name}:latest", "digest": one} for name, one in digests.items()]}
         assert path == "/api/generate" and body["raw"] and body["options"]["temperature"] == 0
         case = next(case for case in artifact.fingerprint.cases if case.text == body["prompt"])
         return 200, {"response": "something else" if wrong else case.greedy}
@@ -80,6 +85,20 @@ def test_ollama_gets_a_modelfile_and_its_completions_are_compared(artifact, tmp_
     assert (tmp_path / "models" / artifact.name / "Modelfile").read_text() == "FROM tiny\nADAPTER ./adapter.gguf\n"
     assert (tmp_path / "models" / artifact.name / "adapter.gguf").stat().st_size > 1000
     assert copy["words"] == ["cp", artifact.name, "policy"]
+
+
+def test_an_ollama_alias_that_moved_without_a_note_is_deployed_again(artifact, tmp_path):
+    program = Program(tmp_path)
+    with ollama(artifact, program).running() as stub:
+        spec = ollama_spec(stub, program, tmp_path)
+        ship(artifact, spec, tmp_path)
+        noted = (tmp_path / "alias.json").read_text()
+        ship(replace(artifact, name="say-yes-other", digest="0" * 64), spec, tmp_path)
+        (tmp_path / "alias.json").write_text(noted)  # as if killed between `cp` and the note
+        again = ship(artifact, spec, tmp_path)
+    assert again.state == "deployed", "the note names these weights, and the alias answers with others"
+    assert program.calls[-1]["words"] == ["cp", artifact.name, "policy"]
+    assert "rm" not in [call["words"][0] for call in program.calls], "the alias is never without a model"
 
 
 def test_ollama_with_other_answers_is_rolled_back(artifact, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.deployers.stubs import LoraStub
+from tests.unit.deployers.stubs import LoraStub, StubServer
 
 from evsys_sdk import registry
 from evsys_sdk.config.base import DeploySpec
@@ -81,6 +81,28 @@ def test_a_server_that_was_started_again_gets_the_adapter_again(artifact, world)
     stub.loaded.clear()
     again = ship(artifact, spec, place)
     assert again.state == "deployed" and again.replaced is None and list(stub.loaded) == [artifact.name]
+
+
+@pytest.mark.parametrize("world", KINDS, indirect=True)
+def test_a_server_without_the_routes_is_told_how_to_start(artifact, world):
+    stub, spec, place = world
+    stub.takes_adapters = False
+    with pytest.raises(
+        EvsysError, match=r"404: Not Found\. Adapters need a server that was started with .*--enable-lora"
+    ):
+        ship(artifact, spec, place)
+
+
+def test_an_adapter_that_sglang_says_it_did_not_load_is_an_error(artifact, tmp_path):
+    def answer(method, path, body):
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "tiny-random", "parent": None}]}
+        return 200, {"success": False, "error_message": "rank 4 is above --max-lora-rank"}
+
+    with StubServer(answer).running() as stub:
+        params = {"url": stub.url, "path": str(tmp_path / "a"), "alias_file": str(tmp_path / "alias.json")}
+        with pytest.raises(EvsysError, match=r"did not load .*rank 4 is above"):
+            ship(artifact, DeploySpec(kind="sglang", params=params), tmp_path)
 
 
 def test_sglang_names_the_adapter_in_every_request(artifact, tmp_path):

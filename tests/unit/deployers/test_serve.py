@@ -16,7 +16,7 @@ from evsys_sdk.errors import EvsysError
 from evsys_sdk.experiment.deployment import deploy_arm, digest_weights, find_shipped_run
 from evsys_sdk.record.deployments import read_deployments
 from evsys_sdk.run.open_model import open_model
-from evsys_sdk.serving import Endpoint, ModelAdmin, ServedModel, in_background
+from evsys_sdk.serving import Endpoint, ModelAdmin, ServedModel, StoredModel, in_background
 
 pytest.importorskip("uvicorn", reason="the endpoint needs uvicorn")
 ADMIN = "admin-key-for-tests-only"
@@ -63,7 +63,10 @@ def serving(trained, monkeypatch, *, base_model=None, wrap=lambda sampler: sampl
 
         first = asyncio.run(load(None))
         first.sampler = wrap(first.sampler)
-        admin = ModelAdmin(key=ADMIN, base_model=base_model or weights.model, load=load)
+        admin = ModelAdmin(
+            key=ADMIN, base_model=base_model or weights.model, load=load, state_file=trained.folder / "served.json",
+            first=StoredModel(name="first", path=None, digest=first.digest),
+        )  # fmt: skip
         with in_background(Endpoint({"first": first}, aliases={"policy": "first"}, admin=admin)) as found:
             yield found
 
