@@ -1,7 +1,7 @@
 """What a research loop knows: recipes tried, their scores, what was decided.
 
-In: nothing. Out: the frozen records that proposers and the driver exchange, and the two contracts between them. A
-`Recipe` is the settings of one run; a `Proposal` is a change of a recipe that was tried; a `Trial` is a proposal with
+In: nothing. Out: the frozen records that proposers, driver and laboratory exchange, and the contracts between them. A
+recipe is the settings of one run; a `Proposal` is a change of a recipe that was tried; a `Trial` is a proposal with
 what came of it. Trial 0 is the config's own run. Everything that a proposer may know is in `ResearchState`, and no
 score of a test benchmark is in it.
 """
@@ -17,8 +17,10 @@ from typing import Literal, Protocol
 
 from evsys_sdk.config.sweep import set_dotted
 from evsys_sdk.data_types import JsonObject
+from evsys_sdk.errors import Problem
 from evsys_sdk.explain import split_path
 from evsys_sdk.registry import Direction
+from evsys_sdk.stats.verdict import Comparison
 
 Changes = Mapping[str, object]
 """Dotted setting of the run -> its new value: `algorithm.params.learning_rate`, or a whole block (`algorithm`), or a
@@ -147,6 +149,82 @@ class Proposer(Protocol):
 
     def propose(self, state: ResearchState, space: object, rng: random.Random) -> Proposal | None:
         """The next proposal, `None` when it has none. `space` is a `research.space.Space`."""
+        ...
+
+
+CANDIDATE, INCUMBENT = "candidate", "incumbent"
+"""The arms of a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """One measurement that the driver wants: a candidate beside the incumbent, with these seeds."""
+
+    trial: int
+    seeds: Sequence[int]
+    """Consecutive, the same for both arms; those that were measured in an earlier look are reused."""
+    candidate: JsonObject
+    proposal: Proposal
+    incumbent: JsonObject | None = None
+    """None for trial 0, which is compared with nothing."""
+    parent: str | None = None
+    """The experiment that made the incumbent."""
+    until: int | None = None
+    """A rung: train up to this step only. A later plan of the trial with another `until`, or none, resumes exactly."""
+    purpose: Literal["round", "final"] = "round"
+    """`final`: the winner on seeds that took no part in choosing it, beside the config's own recipe; test benchmarks
+    are scored only there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmMean:
+    """What an arm scored by the success metric, over its seeds."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    n_seeds: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What came of a `RoundPlan`."""
+
+    status: Literal["completed", "failed", "stopped"]
+    """Of the candidate. `stopped` (Ctrl-C, a spent budget) is no result: the driver ends, and measures it when it is
+    resumed."""
+    why: str = ""
+    """Why it failed or was stopped."""
+    experiment: str | None = None
+    """The name of its record."""
+    candidate: ArmMean | None = None
+    incumbent: ArmMean | None = None
+    comparison: Comparison | None = None
+    """The verdict's, `candidate` against `incumbent`, corrected for its looks; None where there is none."""
+    looks: int = 1
+    """How often this question was looked at, this time included."""
+    cost: TrialCost = field(default_factory=TrialCost)
+    """Of this measurement alone: what was reused costs nothing."""
+    conclusion: str = ""
+    """Of the final: the conclusion of its experiment, test scores included. Never shown to a proposer."""
+
+
+class Laboratory(Protocol):
+    """What does this recipe score?
+
+    The driver knows no experiment, and asks here. `Experiments` (research/laboratory.py) runs an ordinary experiment
+    per plan; a simulated one may draw scores and call `stats.judge.judge_arms`."""
+
+    def check(self, recipe: JsonObject) -> list[Problem]:
+        """Everything that is known to be wrong with the recipe before it costs anything; empty for a legal one."""
+        ...
+
+    def identity(self, recipe: JsonObject) -> str:
+        """The same for recipes that would do the same (`recipe_key`, or better)."""
+        ...
+
+    def measure(self, plan: RoundPlan) -> Measurement:
+        """Run it. The same plan after a kill resumes what was interrupted and comes to the same measurement."""
         ...
 
 
