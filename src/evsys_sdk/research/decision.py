@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evsys_sdk.registry import Direction
+from evsys_sdk.research.state import ArmMean
 from evsys_sdk.stats.verdict import Comparison
 
 KEEP_LEVEL = 0.05
@@ -46,3 +47,10 @@ def decide(comparison: Comparison | None, *, direction: Direction, n_seeds: int,
     if n_seeds < max_repeats:
         return Ruling(word="repeat", why="promising, not yet proven", seeds=min(2 * n_seeds, max_repeats))
     return Ruling(word="undecided", why=comparison.why or f"not proven with {n_seeds} seeds")
+
+
+def is_behind(candidate: ArmMean | None, incumbent: ArmMean | None, direction: Direction) -> bool:
+    """Whether a candidate is left behind at a rung: its score there lies below the incumbent's at that step."""
+    if candidate is None or incumbent is None:
+        return False
+    return candidate.mean < incumbent.mean if direction == "max" else candidate.mean > incumbent.mean

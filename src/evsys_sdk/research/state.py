@@ -51,6 +51,8 @@ class Proposal:
     """How likely the proposer thinks the gain is, from 0 to 1."""
     tokens: int = 0
     """Tokens of a model that it cost to propose."""
+    usd: float = 0.0
+    """What that model charged, as far as its price is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,8 @@ class ResearchState:
     trials_left: int | None = None
     max_score: float | None = None
     """1.0 where the metric is a share."""
+    context: str = ""
+    """What `evsys context` says of the rounds so far, for proposers that ask a model (`wants_context`)."""
 
     @property
     def incumbent(self) -> Trial | None:
@@ -169,6 +173,8 @@ class RoundPlan:
     """None for trial 0, which is compared with nothing."""
     parent: str | None = None
     """The experiment that made the incumbent."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """What is left of the budget: `steps`, `tokens`, `seconds`, `usd`, as far as the research has such limits."""
     until: int | None = None
     """A rung: train up to this step only. A later plan of the trial with another `until`, or none, resumes exactly."""
     purpose: Literal["round", "final"] = "round"
@@ -184,6 +190,8 @@ class ArmMean:
     low: float | None = None
     high: float | None = None
     n_seeds: int = 1
+    expected: float | None = None
+    """The mean corrected for having been picked; None where the verdict does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
