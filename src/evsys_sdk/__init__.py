@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from evsys_sdk.record.dashboard.client import DashboardClient, ExperimentRun
     from evsys_sdk.registry import (
         get_agent, get_algorithm, get_backend, get_callback, get_data_source, get_data_store, get_deployer,
-        get_inference, get_launcher, get_log_store, get_metric, get_transform, get_verifier,
+        get_inference, get_launcher, get_log_store, get_metric, get_proposer, get_transform, get_verifier,
         list_agents, list_algorithms, list_backends, list_callbacks, list_data_sources, list_data_stores,
-        list_deployers, list_inference, list_launchers, list_log_stores, list_metrics,
+        list_deployers, list_inference, list_launchers, list_log_stores, list_metrics, list_proposers,
         list_transforms, list_verifiers, register_agent, register_algorithm, register_backend,
         register_callback, register_data_source, register_data_store, register_deployer, register_inference,
-        register_launcher, register_log_store, register_metric, register_transform,
+        register_launcher, register_log_store, register_metric, register_proposer, register_transform,
         register_verifier, register_verifier_fn, schema_for,
     )
     from evsys_sdk.training_api import (
@@ -86,11 +86,11 @@ _PUBLIC = {
     "record.dashboard.client": "DashboardClient ExperimentRun",
     "registry": """
         get_agent get_algorithm get_backend get_callback get_data_source get_data_store get_deployer get_inference
-        get_launcher get_log_store get_metric get_transform get_verifier list_agents list_algorithms
+        get_launcher get_log_store get_metric get_proposer get_transform get_verifier list_agents list_algorithms
         list_backends list_callbacks list_data_sources list_data_stores list_deployers list_inference list_launchers
-        list_log_stores list_metrics list_transforms list_verifiers register_agent
+        list_log_stores list_metrics list_proposers list_transforms list_verifiers register_agent
         register_algorithm register_backend register_callback register_data_source register_data_store register_deployer
-        register_inference register_launcher register_log_store register_metric register_transform
+        register_inference register_launcher register_log_store register_metric register_proposer register_transform
         register_verifier register_verifier_fn schema_for
     """,
     "training_api": "Datum ModelInput SamplingParams TensorData",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOMS = (
     "config", "algorithms", "backends", "data", "record", "verifiers", "eval", "inference", "rollout", "experiment",
-    "deployers",
+    "deployers", "research",
 )  # fmt: skip
 """Rooms with built-in extensions; each names the modules that register them, as `EXTENSIONS` in its `__init__.py`."""
 

@@ -111,6 +111,7 @@ PARAMS_PLACES = {
     "data_store": "data_store.params",
     "launcher": "launcher.params",
     "deployer": "deploy.params",
+    "proposer": "research.proposers[].params",
 }
 """Kind of extension -> where its settings stand in the config."""
 

@@ -319,12 +319,13 @@ callbacks = Registry("callback", "callbacks")
 deployers = Registry("deployer", "deployers")
 agents = Registry("agent", "agents")
 launchers = Registry("launcher", "launchers")
+proposers = Registry("proposer", "proposers")
 
 REGISTRIES: dict[str, Registry] = {
     registry.kind: registry
     for registry in (
         algorithms, backends, transforms, data_sources, data_stores, log_stores, metrics,
-        verifiers, inference, callbacks, deployers, agents, launchers,
+        verifiers, inference, callbacks, deployers, agents, launchers, proposers,
     )
 }  # fmt: skip
 
@@ -417,3 +418,4 @@ register_callback, get_callback, list_callbacks = callbacks.register, callbacks.
 register_deployer, get_deployer, list_deployers = deployers.register, deployers.get, deployers.names
 register_agent, get_agent, list_agents = agents.register, agents.get, agents.names
 register_launcher, get_launcher, list_launchers = launchers.register, launchers.get, launchers.names
+register_proposer, get_proposer, list_proposers = proposers.register, proposers.get, proposers.names

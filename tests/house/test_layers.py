@@ -27,6 +27,7 @@ ROOMS = [
     "run",
     "experiment",
     "deployers", "operations",
+    "research",
     "scaffold", "mcp_server", "cli", "testing",
 ]  # fmt: skip
 """From the ground up, a floor of DESIGN.md each line. A room imports itself, shared modules and rooms before it."""

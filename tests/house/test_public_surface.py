@@ -15,7 +15,7 @@ KINDS = [
     ("algorithm", "algorithms"), ("verifier", "verifiers"), ("metric", "metrics"), ("backend", "backends"),
     ("inference", "inference"), ("transform", "transforms"), ("data_store", "data_stores"),
     ("log_store", "log_stores"), ("callback", "callbacks"), ("deployer", "deployers"), ("agent", "agents"),
-    ("launcher", "launchers"), ("data_source", "data_sources"),
+    ("launcher", "launchers"), ("data_source", "data_sources"), ("proposer", "proposers"),
 ]  # fmt: skip
 REFERENCE = [
     "ExperimentConfig", "RunConfig", "AlgorithmConfig", "DataConfig", "ModelConfig", "BackendConfig", "EvalConfig",

@@ -91,6 +91,8 @@ def experiment_blocks(config: ExperimentConfig) -> Iterator[Block]:
                     )
                 )
     yield block_at("launcher", registry.launchers, config.launcher)
+    for index, proposer in enumerate(config.research.proposers if config.research else []):
+        yield block_at(f"research.proposers[{index}]", registry.proposers, proposer)
     if config.deploy is not None:
         yield block_at("deploy", registry.deployers, config.deploy)
     for index, callback in enumerate(config.callbacks):

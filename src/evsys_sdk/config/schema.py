@@ -22,6 +22,7 @@ from evsys_sdk.config.base import (
     Strict,
 )
 from evsys_sdk.config.metadata import Metadata
+from evsys_sdk.config.research import ResearchSpec
 from evsys_sdk.config.run_config import (
     NEEDED_BY_SOURCE,
     SOURCE_KEYS,
@@ -106,6 +107,8 @@ class ExperimentConfig(Strict):
     """Modules to import before look-ups. By default a `src/` package beside the config or at the project's root."""
     parent_experiment_id: str | None = None
     """The experiment that this one was made from."""
+    research: ResearchSpec | None = None
+    """What `evsys research` may change and spend; `evsys run` leaves it alone."""
     metadata: Metadata = Field(default_factory=Metadata)
     """Hypothesis, success metric, benchmarks."""
 

@@ -39,7 +39,7 @@ from evsys_sdk.redaction import redact_data
 
 WATCHING = frozenset(
     ["budget", "callbacks", "deploy", "description", "launcher", "leakage", "log_store", "max_concurrent_arms"]
-    + ["output_dir", "parent_experiment_id", "version"]
+    + ["output_dir", "parent_experiment_id", "research", "version"]
 )
 """Top-level settings that do not change what is found; of callbacks, those that only watch."""
 ARMS = frozenset(["run", "runs", "matrix", "search", "base_run"])
