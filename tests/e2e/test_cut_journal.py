@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -98,6 +99,23 @@ def test_the_journal_is_durable_before_a_checkpoint_is_complete(project, minimal
 
     monkeypatch.setattr(Journal, "sync", sync)
     run = minimal_run(algorithm__params={"max_steps": 4, "save_every": 2, "batch_size": 4}, eval={"enabled": False})
+    Experiment.from_yaml(project.config(run=run)).run()
+    assert synced == [[(2, False)], [(2, True), (4, False)]]
+
+
+def test_the_training_rollouts_are_durable_before_a_checkpoint_is_complete(project, minimal_run, monkeypatch):
+    synced, manifest, fsync = [], project.root / "outputs/r0/checkpoints.json", os.fsync
+
+    def note(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("r0/logs/training/rollouts.jsonl"):
+            told = json.loads(manifest.read_text())["checkpoints"]
+            synced.append([(found["step"], found["complete"]) for found in told])
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    project.write_tasks()
+    run = minimal_run(algorithm=RL, eval={"enabled": False}, data={"path": "bench/tasks.jsonl"})
+    run["algorithm"]["params"] = RL["params"] | {"max_steps": 4, "save_every": 2}
     Experiment.from_yaml(project.config(run=run)).run()
     assert synced == [[(2, False)], [(2, True), (4, False)]]
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from evsys_sdk.contamination.normalize import Gram, Reading, grams_of, turned
+from evsys_sdk.contamination.normalize import Gram, Reading, grams_of, reversed_text, turned
 from evsys_sdk.contamination.tasks import (
     COVERED,
     GRAM_WORDS,
@@ -35,6 +35,7 @@ from evsys_sdk.contamination.tasks import (
 from evsys_sdk.data_types import HarborTask
 from evsys_sdk.protocols import Row
 
+Turn = Callable[[str], str]
 Kind = Literal["exact", "normalised", "numbers", "ngram"]
 Level = Literal["whole", "within", "prompt", "near", "one", "many"]
 """How sure a match is: the row's text itself; a part of it, word for word; anything that the system says; nearly the
@@ -351,15 +352,18 @@ class RowSearch:
         self.whole = {name for index in indexes for name in (*index.by_mask, *index.by_raw)}
         self.longest = max((index.longest for index in indexes), default=0)
         self.has_pieces = any(index.pieces for index in indexes)
-        # What rot13 would make of them: the rows are turned only where one of these stands in them.
-        grams = set()
+        # What rot13 and reversal would make of them: the rows are turned only where one of these stands in them.
+        self.turned_grams: dict[Gram, Turn] = {}
+        self.turned_whole: dict[str, Turn] = {}
         for text in (text for index in indexes for text in index.texts):
             last = len(text.run) - GRAM_WORDS
             for at in range(0, last + 1, max(1, last // TURNED_GRAMS)):  # spread over all of the text
-                grams.add(tuple(map(turned, text.run[at : at + GRAM_WORDS])))
-        self.turned_grams: frozenset[Gram] = frozenset(grams)
-        self.turned_whole = {turned(name) for index in indexes for name in index.by_mask if len(name) >= MIN_TURNED}
-        self.first_look = self.grams | self.turned_grams
+                gram = tuple(text.run[at : at + GRAM_WORDS])
+                self.turned_grams[tuple(map(turned, gram))] = turned
+                self.turned_grams[tuple(map(reversed_text, gram[::-1]))] = reversed_text
+        for mask in (mask for index in indexes for mask in index.by_mask if len(mask) >= MIN_TURNED):
+            self.turned_whole |= {turn(mask): turn for turn in (turned, reversed_text)}
+        self.first_look = self.grams.union(self.turned_grams)
         self._without_match: set[str] = set()
 
     def find(self, row: Row) -> dict[int, list[Match]]:
@@ -376,13 +380,19 @@ class RowSearch:
         return found
 
     def _look(self, text: str, from_prompt: bool, found: dict[int, list[Match]], *, may_be_turned: bool) -> bool:
-        """Add what the text holds to `found`, also where it holds it in rot13; whether there was anything."""
+        """Add what the text holds to `found`, also in rot13 or from back to front; whether there was anything."""
         matched = False
         for reading in readings_of(text, from_prompt, self.longest):
             run = reading.run
             hits = self.first_look.intersection(zip(run, run[1:], run[2:], run[3:], run[4:], strict=False))
-            if may_be_turned and ((hits and hits & self.turned_grams) or reading.mask in self.turned_whole):
-                matched |= self._look(turned(reading.text), from_prompt, found, may_be_turned=False)
+            if may_be_turned:
+                turns = {self.turned_grams[gram] for gram in hits & self.turned_grams.keys()} if hits else set()
+                if reading.mask in self.turned_whole:
+                    turns.add(self.turned_whole[reading.mask])
+                for turn in turns:
+                    # Only ASCII letters can be turned; the others look like some, and are folded to them.
+                    plain = reading.text if reading.text.isascii() else " ".join(reading.words)
+                    matched |= self._look(turn(plain), from_prompt, found, may_be_turned=False)
             if not (hits or self.has_pieces or reading.mask in self.whole or text.strip() in self.whole):
                 continue
             for number, index in enumerate(self.indexes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import html
+import quopri
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +29,12 @@ _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0eff\u
 _ASCII_WORDS = re.compile(rf"[a-z0-9]+|{_OPERATOR}")
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+|{_OPERATOR}")
 _INVISIBLE = dict.fromkeys(
-    [0xAD, 0x34F, 0x61C, 0x180E, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070),
-     *range(0xFE00, 0xFE10), *range(0xE0000, 0xE01F0)]
+    [0xAD, 0x34F, 0x61C, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, 0xFEFF, 0xFFA0,
+     *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), *range(0xFE00, 0xFE10),
+     *range(0xFFF0, 0xFFFC), *range(0x1BCA0, 0x1BCA4), *range(0x1D173, 0x1D17B), *range(0xE0000, 0xE1000)]
 )  # fmt: skip
-"""Soft hyphens, zero-width letters, marks of direction, variation selectors and tags."""
+"""Soft hyphens, zero-width letters, fillers, marks of direction, variation selectors and tags: Unicode's property
+Default_Ignorable_Code_Point, and the marks of annotations."""
 # Bytes are translated and searched many times faster than text, and most text is ASCII.
 _FOLDED = bytes(ord(chr(code).lower()) if chr(code).isalnum() else 32 for code in range(128)) + bytes(128)
 _MASKED = _FOLDED.translate(bytes(35 if 48 <= code < 58 else code for code in range(256)))
@@ -156,8 +159,8 @@ class Reading:
 
 
 # Encoded texts. Entities, percent signs, base64, base32 and hex are undone before anything is compared; look-alike
-# letters are folded with case and punctuation, by Unicode's table of confusable characters; rot13 is looked for from
-# the other side, by turning the index and not the rows, so that a row without it costs nothing.
+# letters are folded with case and punctuation, by Unicode's table of confusable characters; rot13 and reversed text are
+# looked for from the other side, by turning the index and not the rows, so that a row without them costs nothing.
 
 
 MIN_CODED = 24
@@ -166,12 +169,23 @@ MAX_CODED = 1_000_000
 """Letters of the longest; beyond it lie files."""
 MOST_ESCAPES = 3
 """How often entities are undone: text that went through several web pages says `&amp;amp;quot;`."""
-MOST_LAYERS = 2
-"""How often base64 in base64 is decoded."""
+MOST_LAYERS = 3
+"""How often what was decoded is decoded again: base64 in base64, percent escapes in base64."""
+MOST_TEXTS = 20_000
+"""Decoded from one text."""
 MIN_READABLE = 0.9
 """Share of a decoded text that is letters, digits, spaces and common punctuation."""
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 _PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2}[^%\s]{0,30}){3}")
+_QUOTED_PRINTABLE = re.compile(r"(?:=(?:[0-9A-F]{2}|\r?\n)[^=\s]{0,30}){3}")  # of mail
+# Tags that format text, comments, and colours of terminals; other tags (`<answer>`, XML) say something.
+_MARKUP = re.compile(
+    r"<!--(?:(?!<!--).){0,2000}?-->|</?(?:a|abbr|b|big|br|code|del|div|em|font|h[1-6]|i|img|ins|kbd|li|mark|ol|p|pre|q|s|small|span|strike|"
+    r"strong|sub|sup|table|tbody|td|th|thead|tr|tt|u|ul|wbr)(?:\s[^<>]{0,500})?/?>|\x1b\[[0-9;]{0,20}m",
+    re.IGNORECASE | re.DOTALL,
+)
+_BLOCKS = re.compile(r"</?(?:br|div|h[1-6]|img|li|ol|p|pre|t|ul)", re.IGNORECASE)  # tags that part words; t: of tables
+_BACKSLASHED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
 _CODED = re.compile(r"[A-Za-z0-9+/_-]{24,}(?:\r?\n[A-Za-z0-9+/_-]{4,})*={0,2}")
 _CODED_WORD = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 _SEPARATOR = re.compile(r"[+/_-]")
@@ -190,6 +204,7 @@ _TAGS = re.compile("[\U000e0020-\U000e007e]{8,}")
 _TURN = str.maketrans(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "nopqrstuvwxyzabcdefghijklmNOPQRSTUVWXYZABCDEFGHIJKLM"
 )
+_ENCLOSED = (0x1F150, 0x1F170, 0x1F1E6)
 _PALOCHKA = str.maketrans("\u04c0\u04cf", "ii")
 # Accents and strokes that go with any letter; vowel signs of Indic, Arabic and Thai writing are none of these.
 MARKS = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+")
@@ -275,6 +290,8 @@ def _tables() -> tuple[dict[int, str], dict[int, str]]:
     for code, latin_code in _MORE_LOOK_ALIKES.items():
         small = chr(code).casefold()
         folded.setdefault(small, chr(latin_code))
+    # Letters in circles, squares and flags: to Unicode they are symbols.
+    folded |= {chr(first + place): chr(97 + place) for first in _ENCLOSED for place in range(26)}
     folded["\u04cf"] = "l"  # the palochka: Unicode has the small one for an i, the capital for an l
     exact |= {"\u04cf": "l", "\u04c0": "l"}
     # What looks like a capital I is an l to Unicode; here it is what its small letter is.
@@ -286,6 +303,10 @@ def _tables() -> tuple[dict[int, str], dict[int, str]]:
 def may_be_coded(text: str) -> bool:
     """Whether there can be anything to decode; most texts are done with here."""
     if "&" in text or "%" in text or not text.isascii():
+        return True
+    if ("<" in text or "\x1b" in text) and _MARKUP.search(text):
+        return True
+    if ("\\" in text and _BACKSLASHED.search(text)) or ("=" in text and _QUOTED_PRINTABLE.search(text)):
         return True
     if len(text) < MIN_CODED:
         return False
@@ -299,27 +320,56 @@ def may_be_coded(text: str) -> bool:
 
 
 def decoded_texts(text: str) -> Iterator[str]:
-    """The text without HTML entities, and what its base64 and the like say."""
+    """The text without HTML entities and markup, and what its base64 and the like say."""
+    text = _undo_escapes(text)
+    yield text
+    seen, waiting = {text}, [(text, MOST_LAYERS)]
+    while waiting:
+        coded, layers = waiting.pop()
+        for said in islice(_decode_once(coded), MOST_TEXTS - len(seen)):
+            plain = _undo_escapes(said)
+            if plain in seen:
+                continue
+            seen.add(plain)
+            yield plain
+            if layers > 1 and may_be_coded(plain):
+                waiting.append((plain, layers - 1))
+
+
+def _undo_escapes(text: str) -> str:
+    """Without entities, backslash escapes of letters, and markup."""
     for _ in range(MOST_ESCAPES):
         if "&" not in text or not _ENTITY.search(text):
             break
         text = html.unescape(text)
-    yield text
+    if "\\" in text:
+        text = _BACKSLASHED.sub(_escaped_letter, text)
+    if "<" in text or "\x1b" in text:
+        text = _MARKUP.sub(lambda found: " " if _BLOCKS.match(found[0]) else "", text)
+    return text
+
+
+def _escaped_letter(found: re.Match[str]) -> str:
+    letter = chr(int(found[1] or found[2], 16))
+    return " " if "\ud800" <= letter <= "\udfff" else letter  # half of a pair, which is no letter
+
+
+def _decode_once(text: str) -> Iterator[str]:
     if "%" in text and _PERCENT.search(text):
         yield unquote(text)
+    if "=" in text and _QUOTED_PRINTABLE.search(text):
+        yield quopri.decodestring(text.encode(errors="replace")).decode(errors="replace")
     if not text.isascii():
         # Letters that look like one Latin letter or another are read in the second way too; so are invisible tags.
         by_case = text.translate(_tables()[1])
         yield from {by_case, by_case.translate(_PALOCHKA)} - {text}
         if _TAGS.search(text):
             yield "".join(chr(ord(tag) - 0xE0000) for run in _TAGS.findall(text) for tag in run)
-    waiting = [(text, MOST_LAYERS)]
-    while waiting:
-        coded, layers = waiting.pop()
-        for said in _from_base64(coded):
-            yield said
-            if layers > 1 and may_be_coded(said):
-                waiting.append((said, layers - 1))
+        # Coded text, in full-width letters or with invisible ones between.
+        folded = unicodedata.normalize("NFKC", text.translate(_INVISIBLE))
+        if folded.isascii() and may_be_coded(folded):
+            yield folded
+    yield from _from_base64(text)
 
 
 def _from_base64(text: str) -> Iterator[str]:
@@ -338,6 +388,7 @@ def _from_base64(text: str) -> Iterator[str]:
         if size < 255 and all(map(_CODED_WORD.fullmatch, words[start:end])):
             candidates.append({"".join(words[start:end]): None})
     for attempts in candidates:
+        attempts |= {turned(attempt): None for attempt in attempts}
         said = next((said for attempt in attempts if (said := _read(attempt)) is not None), None)
         if said is not None:
             yield said
@@ -380,7 +431,7 @@ def _readable(data: bytes) -> str | None:
         encodings = ["utf-32-le", "utf-16-le"] if little else ["utf-32-be", "utf-16-be"]
     for encoding in encodings:
         try:
-            said = data.decode(encoding).lstrip("\ufeff")
+            said = data.decode(encoding).translate(_INVISIBLE)
         except UnicodeDecodeError:
             continue
         if said and len(_READABLE.findall(said)) >= MIN_READABLE * len(said):
@@ -391,3 +442,8 @@ def _readable(data: bytes) -> str | None:
 def turned(text: str) -> str:
     """rot13, which is its own way back."""
     return text.translate(_TURN)
+
+
+def reversed_text(text: str) -> str:
+    """From the last letter to the first, which is its own way back too."""
+    return text[::-1]

@@ -35,6 +35,7 @@ from evsys_sdk.run.evals import RunEvals
 from evsys_sdk.run.resume import was_paused_at
 from evsys_sdk.run.stop import StopFlag, StoppableLogStore
 from evsys_sdk.score_names import resolve_one
+from evsys_sdk.training import rollout_data
 from evsys_sdk.training.checkpoints import manifests_in, with_paths, without_paths
 from evsys_sdk.training_api import SamplingClient, discard_weights, let_go
 
@@ -267,6 +268,7 @@ class LoopHooks:
 
     def flush(self) -> None:
         self.journal.journal.sync()
+        rollout_data.sync(self.ctx.output_dir)
 
     def recorded_steps(self) -> int:
         """The steps of this stage that the journal has without a gap: each with the score of every evaluation that was

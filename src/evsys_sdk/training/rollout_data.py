@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,6 +43,18 @@ def log_rollouts(run_dir: Path, step: int, rollouts: list[Rollout], *, limit: in
     ]
     with open(path, "ab") as handle:
         handle.write(b"".join(lines))
+
+
+def sync(run_dir: Path) -> None:
+    """Make the lines survive a crash of the machine: a run that resumes does not write those of earlier steps again."""
+    try:
+        descriptor = os.open(run_dir / FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def trim(run_dir: Path, stage: str | None, *, upto: int) -> None:

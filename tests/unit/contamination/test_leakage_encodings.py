@@ -6,6 +6,7 @@ import base64
 import codecs
 import html
 import json
+import quopri
 from urllib.parse import quote
 
 import pytest
@@ -122,10 +123,95 @@ def rot13(text: str) -> str:
     return codecs.encode(text, "rot13")
 
 
+def rot13_of_base64(text: str) -> str:
+    return rot13(in_base64(text))
+
+
+def three_times(text: str) -> str:
+    return in_base64(twice(text))
+
+
+def percent_in_base64(text: str) -> str:
+    return in_base64("".join(f"%{byte:02X}" for byte in text.encode()))
+
+
+def base64_in_percent(text: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in in_base64(text).encode())
+
+
+def entities_in_base64(text: str) -> str:
+    return in_base64("".join(f"&#{ord(letter)};" for letter in text))
+
+
+def backslashes(text: str) -> str:
+    return "".join(f"\\u{ord(letter):04x}" if letter in "aei " else letter for letter in text)
+
+
+def bytes_with_backslashes(text: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in text.encode())
+
+
+def bold_words(text: str) -> str:
+    return " ".join(f'<span class="x"><b>{word}</b></span>' for word in text.split())
+
+
+def table_cells(text: str) -> str:
+    return "<tr><td>" + "</td><td>".join(text.split()) + "</td></tr>"
+
+
+def comments_in_words(text: str) -> str:
+    return " ".join(f"{word[:2]}<!-- x -->{word[2:]}" for word in text.split())
+
+
+def colours(text: str) -> str:
+    return " ".join(f"\x1b[1;31m{word}\x1b[0m" for word in text.split())
+
+
+def quoted_printable(text: str) -> str:
+    return quopri.encodestring(text.encode(), quotetabs=True).decode()
+
+
+def full_width(text: str) -> str:
+    return "".join(chr(ord(letter) + 0xFEE0) if "!" <= letter <= "~" else letter for letter in text)
+
+
+def base64_in_full_width(text: str) -> str:
+    return full_width(in_base64(text))
+
+
+def base64_with_invisible_letters(text: str) -> str:
+    return "\u200b".join(in_base64(text))
+
+
+def invisible_letters_in_base64(text: str) -> str:
+    return in_base64("\u200b".join(text))
+
+
+def rot13_in_full_width(text: str) -> str:
+    return full_width(rot13(text))
+
+
+def fillers(text: str) -> str:
+    return "".join(
+        letter + filler for letter, filler in zip(text, "\u3164\u115f\uffa0\u17b4" * len(text), strict=False)
+    )
+
+
+def white_on_black(text: str) -> str:
+    return "".join(chr(0x1F170 + ord(one) - 65) if "A" <= one <= "Z" else one for one in text.upper())
+
+
+def from_back_to_front(text: str) -> str:
+    return text[::-1]
+
+
 DISGUISES = [
     cyrillic, greek, unicode_look_alikes, capitals_and_small, accents, strokes, entities, no_break, percent, tags,
     in_base64, in_lines, short_lines, groups_of_four, url_safe, wide, wide_big_endian, twice, behind_a_path, in_hex,
-    in_base32, rot13,
+    in_base32, rot13, rot13_of_base64, three_times, percent_in_base64, base64_in_percent, entities_in_base64,
+    backslashes, bytes_with_backslashes, bold_words, table_cells, comments_in_words, colours, quoted_printable,
+    full_width, base64_in_full_width, base64_with_invisible_letters, invisible_letters_in_base64, rot13_in_full_width,
+    fillers, white_on_black, from_back_to_front,
 ]  # fmt: skip
 
 
@@ -223,10 +309,22 @@ def test_short_words_in_metadata_are_nobodys_copy():
         "four word long text that only uses even same size tiny bits here also they stop",
         "abcdefghij abcdefghij klmnopqrst uvwxyzabcd",
         "100% of 5% and 20% are %20 or so",
+        "think: <answer>7</answer> <think>no</think> and a < b, c > d; List<T> of <item id=3>",
+        "\\\\times \\\\nu \\\\xi \\\\unit \\\\n C:\\\\users\\\\new",
+        "x=1, y=20, z=3, AB=CD=EF, ==A1== and 3=12",
     ],
 )
 def test_what_is_no_text_in_base64_is_left_as_it_is(text):
     assert list(decoded_texts(text)) == [text]
+
+
+def test_markup_of_a_task_counts_as_little_as_that_of_a_row():
+    assert kinds({"prompt": LONG}, bold_words(LONG)) == {"exact": 1}
+    assert kinds({"prompt": LONG}, LONG.replace("freight", "<think>freight</think>")) != {"exact": 1}
+
+
+def test_half_of_an_escaped_pair_is_no_letter():
+    assert next(decoded_texts("a\\ud83d b")) == "a  b"
 
 
 def test_entities_are_undone_also_when_they_were_escaped_twice():
