@@ -1,7 +1,9 @@
-"""Keeps a coding agent away from test-split files and keys: a PreToolUse hook of Claude Code and Codex.
+"""Keeps a coding agent away from test-split files and keys: a PreToolUse hook of Claude Code and Codex, and Cursor's
+beforeShellExecution, beforeReadFile and beforeMCPExecution.
 
-In: the hook's JSON on stdin (tool_name, tool_input, cwd). Out: exit code 0, or 2 with the reason on stderr, which the
-agent reads. Runs before every tool call, so it uses the standard library only and any Python from 3.9 on.
+In: the hook's JSON on stdin (tool_name, tool_input, cwd; Cursor's has a form of its own). Out: exit code 0, or 2 with
+the reason on stderr, which the agent reads; for Cursor `{"permission": ...}` on stdout. Runs before every tool call, so
+it uses the standard library only and any Python from 3.9 on.
 
 Protected are the test entries of the project's configs (an entry without a label is a test entry), `data/benchmark/`,
 files called `test.jsonl`, what holds test rollouts (journals, `logs/test/`), and files that hold keys. New files may be
@@ -382,8 +384,10 @@ def shows_test_rows(command, cwd):
             and closed & {w.strip("'\"") for w in words[3:]}
         ):
             return True
-        if words[1] == "rollouts" and "--help" not in words and "--train" not in words:
-            if not re.search(r"--benchmark[= ]['\"]?val/", " ".join(words)):
+        if words[1] == "rollouts" and not {"--help", "--train", "--no-test"} & set(words):
+            # Of several the last one holds, so every one has to be of validation.
+            asked = re.findall(r"--benchmark[= ]\s*['\"]?(\S*)", " ".join(words))
+            if not asked or not all(name.startswith("val/") for name in asked):
                 return True
     return False
 
@@ -398,7 +402,7 @@ def check_command(given, cwd):
         return f"This would print keys of the environment. {KEY_ADVICE}"
     command = without_written_text(command)
     if shows_test_rows(command, cwd):
-        return "This would show test tasks, too. With `evsys rollouts`, add `--benchmark val/<name>`, or `--train`."
+        return "This would show test tasks, too. With `evsys rollouts`, add `--no-test`."
     programs = list(programs_of(command))
     reads_all = READS_ALL.search(command)
     is_plain = not reads_all and not re.search(r"\$\(|`|<(?!<)", command)
@@ -440,14 +444,37 @@ def check(event):
     return check_file(tool, given, cwd)
 
 
+def event_of_cursor(event):
+    """Cursor's event as one of Claude Code's; None where it is none of Cursor's."""
+    name = event.get("hook_event_name")
+    cwd = event.get("cwd") or (event.get("workspace_roots") or [None])[0]
+    if name == "beforeShellExecution":
+        return {"tool_name": "Bash", "tool_input": {"command": event.get("command")}, "cwd": cwd}
+    if name == "beforeReadFile":
+        return {"tool_name": "Read", "tool_input": {"file_path": event.get("file_path")}, "cwd": cwd}
+    if name != "beforeMCPExecution":
+        return None
+    given = event.get("tool_input")
+    given = json.loads(given) if isinstance(given, str) and given.strip() else given
+    # A server is known by the command that started it; ours hands out no test rows.
+    server = "evsys" if words_of(str(event.get("command") or ""))[:2] == ["evsys", "mcp"] else "other"
+    return {"tool_name": f"mcp__{server}__{event.get('tool_name')}", "tool_input": given, "cwd": cwd}
+
+
 def main():
+    is_cursor = False
     try:
         event = json.load(sys.stdin)
-        reason = check(event)
+        is_cursor = str(event.get("hook_event_name")).startswith("before")
+        reason = check(event_of_cursor(event) or event)
     except Exception as exc:  # a command that breaks the guard must not pass for that
         reason = (
             f"The guard of the evsys plugin could not check this call ({type(exc).__name__}: {exc}). Write it simpler."
         )
+    if is_cursor:
+        denied = {"permission": "deny", "user_message": reason, "agent_message": reason}
+        print(json.dumps(denied if reason else {"permission": "allow"}))
+        return 0
     if reason:
         print(reason, file=sys.stderr)
         return 2

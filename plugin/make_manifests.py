@@ -45,6 +45,14 @@ def hooks() -> dict[str, Any]:
     }
 
 
+def cursor_hooks() -> dict[str, Any]:
+    """Cursor's own form. It has no hook before an edit or a search. Nothing of the folder that is worked in is run."""
+    found = 'for d in "$CURSOR_PLUGIN_ROOT" "$CLAUDE_PLUGIN_ROOT"; do [ -f "$d/.cursor-plugin/plugin.json" ]'
+    command = f'{found} && [ -f "$d/hooks/guard.py" ] && exec python3 -I -S "$d/hooks/guard.py"; done; exit 0'
+    events = ("beforeShellExecution", "beforeReadFile", "beforeMCPExecution")
+    return {"version": 1, "hooks": {event: [{"command": f"sh -c '{command}'"}] for event in events}}
+
+
 def manifests() -> dict[str, dict[str, Any]]:
     """Path below the root -> content."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -84,11 +92,12 @@ def manifests() -> dict[str, dict[str, Any]]:
                 }
             ],
         },
-        # Cursor would read hooks/hooks.json, whose form it does not know: it gets a file of its own, without hooks.
+        # Cursor would read hooks/hooks.json, whose form it does not know: it gets a file of its own.
         ".cursor-plugin/plugin.json": {
             **about,
             "skills": "./skills/",
             "agents": "./agents/",
+            "hooks": "./hooks/hooks-cursor.json",
             "mcpServers": "./mcp.json",
         },
         "gemini-extension.json": {
@@ -98,7 +107,7 @@ def manifests() -> dict[str, dict[str, Any]]:
             "mcpServers": {NAME: SERVER},
         },
         "hooks/hooks.json": hooks(),
-        "hooks/hooks-cursor.json": {"version": 1, "hooks": {}},
+        "hooks/hooks-cursor.json": cursor_hooks(),
     }
 
 

@@ -103,13 +103,14 @@ def new_experiment(
 def find_origin(root: Path, ref: str, place: HistoryPlace) -> ConfigOrigin:
     """The config that `ref` means: a path, a folder of `experiments/` by name or slug, or an experiment's record."""
     from evsys_sdk.errors import EvsysError
+    from evsys_sdk.history.history import slug_of
     from evsys_sdk.scaffold.experiment import CONFIG, origin_at, origin_of
 
     path = Path(ref)
     if path.suffix in (".yaml", ".yml") or (path / CONFIG).is_file():
         return origin_at(path)
     folders = [file.parent for file in sorted(root.glob(f"experiments/*/{CONFIG}"))]
-    named = [folder for folder in folders if ref in (folder.name, folder.name.partition("_")[2])]
+    named = [folder for folder in folders if ref in (folder.name, slug_of(folder.name))]
     begin = named or [folder for folder in folders if ref and folder.name.startswith(ref)]
     if named or len(begin) == 1:
         if len(named) > 1:

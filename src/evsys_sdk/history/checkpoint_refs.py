@@ -17,7 +17,7 @@ from evsys_sdk.config.project import project_root
 from evsys_sdk.config.sweep import directory_name
 from evsys_sdk.constants import RUN_RESULT_FILE, WORKSPACE_DIR
 from evsys_sdk.errors import EvsysError
-from evsys_sdk.history.history import DEFAULT_OUTPUTS, newest_by_name, read_history
+from evsys_sdk.history.history import DEFAULT_OUTPUTS, newest_by_name, read_history, slug_of
 from evsys_sdk.history.progress import progress_in
 from evsys_sdk.record.layout import OWNER_FILE
 from evsys_sdk.record.models import RunRecord
@@ -71,6 +71,8 @@ def find_run(ref: str, folders: Sequence[Path] = ()) -> Path:
     known = list(known_runs())
     exact = [run_dir for experiment, run, run_dir in known if f"{experiment}/{run}" == ref]
     meant = exact or [run_dir for experiment, run, run_dir in known if ref in (experiment, run)]
+    # Last, by the experiment's name without its date.
+    meant = meant or [run_dir for name, run, run_dir in known if ref in (slug_of(name), f"{slug_of(name)}/{run}")]
     if len(meant) == 1:
         return meant[0]
     names = [f"{experiment}/{run}" for experiment, run, run_dir in known if not meant or run_dir in meant]

@@ -205,6 +205,7 @@ LISTED = 8
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq, "==": operator.eq,
 }  # fmt: skip
+_DATED = re.compile(r"^\d{8}_(?=.)")
 _CONDITION = re.compile(r"(?P<name>[^<>=]+?)\s*(?:(?P<sign>>=|<=|==|>|<|=)\s*(?P<value>\S+))?")
 
 
@@ -217,10 +218,11 @@ class ResolvedExperiment:
 
 
 def look_up(ref: str, history: History) -> ResolvedExperiment:
-    """By path of its record, journal or folder; by name; or by the only name that begins so."""
+    """By path of its record, journal or folder; by name, also without its date (`first_sft` for
+    `20261118_first_sft`); or by the only name that begins so."""
     names = newest_by_name(history.entries)
     # A folder may be called like an experiment: the name wins, and `./name` means the folder.
-    begins = bool(ref) and any(name.startswith(ref) for name in names)
+    begins = bool(ref) and any(name.startswith(ref) or slug_of(name) == ref for name in names)
     if not begins and ("/" in ref or (ref and Path(ref).exists())):
         return ResolvedExperiment(entry=read_at(Path(ref)))
     if ref not in names:
@@ -235,7 +237,17 @@ def look_up(ref: str, history: History) -> ResolvedExperiment:
     )
 
 
+def slug_of(name: str) -> str:
+    """An experiment's name without the date that `evsys new-experiment` puts before it."""
+    return _DATED.sub("", name)
+
+
 def _only_prefix(ref: str, names: dict[str, ExperimentEntry]) -> str:
+    slugs = [name for name in names if slug_of(name) == ref]
+    if len(slugs) == 1:
+        return slugs[0]
+    if slugs:
+        raise EvsysError(f"{ref!r} is the slug of {len(slugs)} experiments: {_list_names(slugs)}; say which")
     begin = [name for name in names if name.startswith(ref)] if ref else []
     if len(begin) == 1:
         return begin[0]

@@ -13,6 +13,7 @@ from typing import Any
 from evsys_sdk.constants import RUN_RESULT_FILE
 from evsys_sdk.errors import EvsysError, closest, not_known
 from evsys_sdk.experiment.rollout_view import Diff, RolloutView, compare_sides, latest, read_rollouts
+from evsys_sdk.history.history import slug_of
 from evsys_sdk.operations.place import HistoryPlace
 
 LISTED = 20
@@ -109,7 +110,7 @@ def find_record(place: HistoryPlace, ref: str | None) -> tuple[Path, str | None]
     except EvsysError:
         for entry in history.entries if ref is not None else []:
             names = {name for arm in entry.digest.arms for name in (arm.arm, *arm.runs)}
-            run = str(ref).removeprefix(f"{entry.name}/")
+            run = str(ref).removeprefix(f"{entry.name}/").removeprefix(f"{slug_of(entry.name)}/")
             # An experiment without arms on record yet can confirm no run: `<experiment>/<run>` is enough there.
             if run in names or (run != ref and not names):
                 break

@@ -332,6 +332,21 @@ def test_an_experiment_is_found_by_name_beginning_and_path(outputs, monkeypatch)
     assert look_up("bet", history).entry.name == "beta", "names come before folders"
 
 
+def test_an_experiment_is_found_without_its_date(outputs, monkeypatch):
+    names = ["20261117_first_sft", "20261118_lr", "20261118_lr_high", "20261116_twice", "20261118_twice", "plain_lr"]
+    history = history_of(outputs, *map(record, names))
+    assert look_up("first_sft", history).entry.name == "20261117_first_sft"
+    assert look_up("lr", history).entry.name == "20261118_lr", "the slug is whole, and not the beginning of another"
+    assert look_up("20261118_twice", history).entry.name == "20261118_twice"
+    with pytest.raises(
+        EvsysError, match="'twice' is the slug of 2 experiments: 20261116_twice, 20261118_twice; say which"
+    ):
+        look_up("twice", history)
+    monkeypatch.chdir(outputs)
+    (outputs / "first_sft").mkdir()
+    assert look_up("first_sft", history).entry.name == "20261117_first_sft", "names come before folders"
+
+
 @pytest.mark.parametrize(
     ("ref", "told"),
     [

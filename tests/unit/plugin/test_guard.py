@@ -121,6 +121,7 @@ DENIED = [
     "evsys rollouts first_sft --failed",
     "evsys rollouts first_sft --benchmark test/requests",
     "evsys rollouts first_sft --benchmark requests",
+    "evsys rollouts first_sft --benchmark val/requests --benchmark test/requests",
     f"evsys validate config.yaml && cat {TEST}",
     f"evsys benchmark run --path data/benchmark/requests_test; cat {TEST}",
     "cat .env",
@@ -149,6 +150,7 @@ ALLOWED = [
     "evsys verifier test data/benchmark/requests_test",
     "evsys rollouts first_sft --failed --benchmark val/requests",
     "evsys rollouts first_sft --train",
+    "evsys rollouts first_sft --no-test --failed",
     "cd experiments && evsys validate 20260102_first_sft/config.yaml",
     "grep -rn hypothesis experiments src",
     "rg hypothesis src",
@@ -301,3 +303,39 @@ def test_benchmarks_of_the_workspace_are_closed_unless_they_validate(tmp_path):
     assert guard.protected_paths(str(tmp_path)) == {os.path.realpath(folder / "goal-v1-0a1b2c3d.jsonl")}
     assert "test tasks" in ask(tmp_path, "Bash", command="evsys data preview goal --benchmark")
     assert ask(tmp_path, "Bash", command="evsys data preview tools --benchmark") is None
+
+
+def run_cursor_hook(project, event, **given):
+    """The command of Cursor's hook file, as Cursor runs it: what it decides."""
+    hooks = json.loads((ROOT / "hooks" / "hooks-cursor.json").read_text())["hooks"]
+    sent = {"hook_event_name": event, "workspace_roots": [str(project)], "conversation_id": "c", **given}
+    environ = {**os.environ, "CURSOR_PLUGIN_ROOT": str(ROOT)}
+    done = subprocess.run(
+        hooks[event][0]["command"], shell=True, input=json.dumps(sent), capture_output=True, text=True, env=environ,
+        timeout=300, check=True, cwd=project,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_cursor_s_hooks_refuse_test_rows_and_keys_and_say_why(project):
+    denied = run_cursor_hook(project, "beforeShellExecution", command=f"cat {TEST}", cwd=str(project))
+    assert denied["permission"] == "deny" and "test split" in denied["agent_message"] == denied["user_message"]
+    assert run_cursor_hook(project, "beforeShellExecution", command=f"cat {VAL}", cwd="")["permission"] == "allow"
+    read = run_cursor_hook(project, "beforeReadFile", file_path=str(project / TEST), content="")
+    assert read["permission"] == "deny" and "test split" in read["agent_message"]
+    assert run_cursor_hook(project, "beforeReadFile", file_path=str(project / ".env"))["permission"] == "deny"
+    assert run_cursor_hook(project, "beforeReadFile", file_path=str(project / VAL))["permission"] == "allow"
+    given = json.dumps({"path": TEST})
+    call = {"tool_name": "read_file", "tool_input": given}
+    assert run_cursor_hook(project, "beforeMCPExecution", command="files serve", **call)["permission"] == "deny"
+    assert run_cursor_hook(project, "beforeMCPExecution", command="evsys mcp", **call)["permission"] == "allow"
+    broken = {**call, "tool_input": "{half"}
+    assert run_cursor_hook(project, "beforeMCPExecution", command="files serve", **broken)["permission"] == "deny"
+
+
+def test_cursor_s_hooks_do_nothing_where_the_plugin_is_not_found(project):
+    hooks = json.loads((ROOT / "hooks" / "hooks-cursor.json").read_text())["hooks"]
+    environ = {key: value for key, value in os.environ.items() if not key.endswith("PLUGIN_ROOT")}
+    command = hooks["beforeReadFile"][0]["command"]
+    done = subprocess.run(command, shell=True, input="{}", capture_output=True, text=True, env=environ, cwd=project)
+    assert (done.returncode, done.stdout) == (0, "")
