@@ -1,7 +1,7 @@
 # `make` lists the targets. The first run makes .venv with the pinned packages; later runs find it ready.
 # To choose the interpreter: make test PYTHON=/path/to/python3.12
 
-QUICKSTART      ?= .venv/bin/evsys run examples/quickstart/config.yaml
+QUICKSTART      ?= .venv/bin/evsys run examples/02_quickstart/config.yaml
 QUICKSTART_SETS ?= local
 DEV_SETS        ?= dev local tinker harbor frontier search plot ray serve dashboard mcp gepa llama_cpp
 PYTEST_ARGS     ?= -q -n auto --dist worksteal

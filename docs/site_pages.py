@@ -108,7 +108,7 @@ def _decisions() -> list[Path]:
 
 
 def _examples() -> list[Path]:
-    return sorted((ROOT / "examples").glob("*/README.md"))
+    return [ROOT / "examples/README.md", *sorted((ROOT / "examples").glob("[0-9]*/README.md"))]
 
 
 def _fill(nav: Any, filled: dict[str, list[Any]]) -> Any:

@@ -429,7 +429,7 @@ def measure_folder() -> dict[str, Any]:
     and until every experiment is listed."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
-        config = json.loads(FOLDER_CONFIG.replace("EXAMPLE", str(Path(__file__).parents[1] / "examples" / "mock")))
+        config = json.loads(FOLDER_CONFIG.replace("EXAMPLE", str(Path(__file__).parents[1] / "examples" / "10_sweep")))
         (root / "first.json").write_text(json.dumps({**config, "output_dir": str(root / "first")}))
         command = [sys.executable, "-m", "evsys_sdk.cli.main"]
         subprocess.run([*command, "run", "first.json"], cwd=root, check=True, stdout=subprocess.DEVNULL)

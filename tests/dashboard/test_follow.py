@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mock"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "10_sweep"
 CONFIG = """
 version: 1
 name: small

@@ -14,7 +14,7 @@ pytest.importorskip("harbor", reason="needs the extra harbor")
 from evsys_sdk.cli.main import main
 from evsys_sdk.registry import verifiers
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "two_tool_agent"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "07_two_tool_agent"
 
 
 @pytest.fixture

@@ -269,7 +269,7 @@ def test_sisters_from_one_template_are_not_copies():
 
 
 @pytest.mark.parametrize(
-    "example", sorted({path.parents[2] for path in EXAMPLES.glob("*/data/**/tasks.jsonl")} - {EXAMPLES})
+    "example", sorted({path.parents[2] for path in EXAMPLES.glob("[0-9]*/data/**/tasks.jsonl")} - {EXAMPLES})
 )
 def test_the_examples_hold_none_of_their_own_tasks(example):
     files = [path for path in example.rglob("*.jsonl") if path.name != "tasks.jsonl"]

@@ -17,7 +17,7 @@ from evsys_sdk.registry import verifiers
 from evsys_sdk.rollout.engine import HarborRolloutEngine
 from evsys_sdk.testing import training_context
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "two_tool_agent"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "07_two_tool_agent"
 
 
 @pytest.fixture
