@@ -32,6 +32,8 @@ SETTINGS = {
     "sample_max_num_sequences": 8,
 }
 READY_SECONDS = 300
+PATIENTLY = ("--set", "timeout_seconds=300")
+"""JAX compiles for minutes on a busy machine before the first answer."""
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,8 @@ def _config(tmp_path, model, url, algorithm, lacks):
 
 def test_the_card_names_every_deviation_and_training_works_within_them(uv, python, model, folder, evsys, tmp_path):
     with serving(uv, python, model, folder) as url:
-        checked = evsys("backend", "check", "tinker", "--base-url", url, "--model", model, "--json")
+        check = ("backend", "check", "tinker", "--base-url", url, "--model", model, "--json", *PATIENTLY)
+        checked = evsys(*check)
         print(checked.stdout, checked.stderr)
         assert checked.returncode == 2
         card = json.loads(checked.stdout)
@@ -170,8 +173,7 @@ def test_the_card_names_every_deviation_and_training_works_within_them(uv, pytho
     kept = next(f["detail"] for f in card["findings"] if f["question"] == "do saved weights survive a restart")
     sampler = kept.rpartition(" ")[2]
     with serving(uv, python, model, folder) as url:
-        again = evsys(
-            "backend", "check", "tinker", "--base-url", url, "--model", model, "--sampler-path", sampler, "--json"
-        )
+        check = ("backend", "check", "tinker", "--base-url", url, "--model", model, "--json", *PATIENTLY)
+        again = evsys(*check, "--sampler-path", sampler)
         last = json.loads(again.stdout)["findings"][-1]
         assert not last["ok"] and "gone after a restart" in last["detail"]
