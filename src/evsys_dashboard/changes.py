@@ -59,24 +59,19 @@ def changes_since(project: Project, text: str) -> Changes:
     if not math.isfinite(since):
         raise Refusal(422, f"since={text[:40]!r}: pass the `cursor` of an earlier answer")
     told = set(names.split(","))
-    found = _stamped(project, since - OVERLAP_SECONDS if tilde else since)
+    newer: list[list[Stamped]] = []  # experiments, and runs, the oldest first
+    for kind in KINDS:
+        rows = kind.objects.filter(project=project, updated__gt=since - OVERLAP_SECONDS if tilde else since)
+        pairs = rows.order_by("updated").values_list("pk", "updated")[: MAX_CHANGES + 1]
+        newer.append([(str(pk), float(stamp)) for pk, stamp in pairs])
     # Where one list is cut, the cursor stops at its last row, and the other list repeats what lies beyond.
-    ends = [rows[MAX_CHANGES - 1][1] for rows in found if len(rows) > MAX_CHANGES]
-    last = max((stamp for rows in found for _, stamp in rows), default=since)
+    ends = [rows[MAX_CHANGES - 1][1] for rows in newer if len(rows) > MAX_CHANGES]
+    last = max((stamp for rows in newer for _, stamp in rows), default=since)
     until = min(ends) if ends else max(since, last)
-    inside = [[row for row in rows if row[1] <= until] for rows in found]
+    inside = [[row for row in rows if row[1] <= until] for rows in newer]
     experiments, runs = ([pk for pk, stamp in rows if _mark(pk, stamp) not in told] for rows in inside)
     cursor = _write_cursor(until, [row for rows in inside for row in rows])
     return Changes(cursor=cursor, experiments=experiments, runs=runs, has_more=bool(ends))
-
-
-def _stamped(project: Project, since: float) -> list[list[Stamped]]:
-    """Experiments, and runs, that are newer: id and stamp, the oldest first."""
-    found = []
-    for kind in KINDS:
-        rows = kind.objects.filter(project=project, updated__gt=since).order_by("updated").values_list("pk", "updated")
-        found.append([(str(pk), float(stamp)) for pk, stamp in rows[: MAX_CHANGES + 1]])
-    return found
 
 
 def _write_cursor(since: float, rows: Iterable[Stamped]) -> str:

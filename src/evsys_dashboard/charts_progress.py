@@ -219,17 +219,14 @@ def parallel_chart(arms: Sequence[ScoredArm], found: Sequence[SettingImportance]
         level = 2 if sign * arm.score >= top else 1 if sign * arm.score >= middle else 0
         lines.append((level, element("path", d=path, class_=f"polyline q{level}")))
     parts = [line for _, line in sorted(lines, key=lambda pair: pair[0])]
-    for x, key, (_, ticks) in zip(spots, [*keys, "score"], [*axes, (None, _score_ticks(score_scale))], strict=True):
+    score_ticks = [(tick_text(tick), score_scale(tick)) for tick in score_scale.ticks(5)]
+    for x, key, (_, ticks) in zip(spots, [*keys, "score"], [*axes, (None, score_ticks)], strict=True):
         parts.append(element("line", x1=x, x2=x, y1=TOP + 24, y2=HEIGHT - BOTTOM, class_="axis"))
         parts.append(
             element("text", _short(key.rsplit(".", 1)[-1], 20), x=x, y=TOP + 8, text_anchor="middle", class_="title")
         )
         parts += [element("text", text, x=x + 7, y=y + 4, class_="halo") for text, y in ticks]
     return _frame(*parts, width=WIDTH, height=HEIGHT, label=f"Settings and scores of {len(arms)} arms")
-
-
-def _score_ticks(scale: Scale) -> list[tuple[str, float]]:
-    return [(tick_text(tick), scale(tick)) for tick in scale.ticks(5)]
 
 
 def _axis(values: Sequence[Any]) -> tuple[Any, list[tuple[str, float]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 from evsys_dashboard import points
 from evsys_dashboard.ingest import UNSTORABLE
@@ -22,6 +23,15 @@ SYSTEM = "system/"
 """How numbers of the machine begin."""
 MOST_SERIES = 400
 """In one answer; a sweep of thousands of runs is looked at arm by arm."""
+
+FIRST_WIDTH = 720
+"""Pixels of a chart, two beside each other in a window of up to 1,500; a wider window asks for its own width."""
+
+
+def first_curves_url(curves_url: str, metrics: Sequence[str]) -> str:
+    """What a page asks for first, so that it can be asked for before the scripts that draw it are there."""
+    pairs = [("metric", name) for name in metrics]
+    return f"{curves_url}?{urlencode([*pairs, ('width', FIRST_WIDTH)])}" if metrics else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,13 +158,15 @@ class Follower:
             ingest.pages_in_flight.wait_until_none(PAGE_SECONDS)
             until = time.monotonic() + COMMIT_SECONDS
             with ingest.writing():
-                self._read(*waiting.popleft())
-                while waiting and time.monotonic() < until:
-                    self._read(*waiting.popleft())
+                while waiting:
+                    stamp, line = waiting.popleft()
+                    self._read(stamp, line, is_new=str(line.record) not in known)
+                    if time.monotonic() > until:  # after at least one: waiting for the turn to write took time too
+                        break
 
-    def _read(self, stamp: str, line: IndexLine) -> None:
+    def _read(self, stamp: str, line: IndexLine, *, is_new: bool) -> None:
         try:
-            read_experiment(self.project, line, stamp)
+            read_experiment(self.project, line, stamp, is_new=is_new)
         except DatabaseError:
             raise
         except Exception as exc:  # one record that breaks our reading must not hide the others
@@ -247,31 +249,42 @@ def newest_of(record: Path) -> float:
 # One experiment.
 
 
-def read_experiment(project: Project, line: IndexLine, stamp: str) -> None:
-    """Bring the rows of one experiment up to date with its files."""
+def read_experiment(project: Project, line: IndexLine, stamp: str, *, is_new: bool = False) -> None:
+    """Bring the rows of one experiment up to date with its files. `is_new`: no row has this record."""
     entry = read_line(line)
     if entry is None:
         return
     record = None if entry.problem else ExperimentRecord.find(entry.record)
     journal = JournalFacts.read(entry.journal)
     experiment_id = journal.experiment_id or derived_id("experiment", str(entry.record))
-    others = ExperimentRow.objects.filter(pk=experiment_id).exclude(source="").exclude(source=str(entry.record))
-    if any(owner != project.pk or Path(place).exists() for owner, place in others.values_list("project_id", "source")):
-        # A copy of a folder is another experiment, and so is the same folder in another project.
-        experiment_id = derived_id("experiment", project.pk, str(entry.record))
+    source, now = str(entry.record), time.time()
+    same_id = list(ExperimentRow.objects.filter(pk=experiment_id).values_list("project_id", "source"))
+    if any(
+        place not in ("", source) and (owner != project.pk or Path(place).exists()) for owner, place in same_id
+    ):  # a copy of a folder is another experiment, and so is the same folder in another project
+        experiment_id, same_id = derived_id("experiment", project.pk, source), []
+        is_new = is_new and not ExperimentRow.objects.filter(pk=experiment_id).exists()
     body = _experiment_fields(entry, record, journal)
-    now = time.time()
+    runs = dict(_run_fields(experiment_id, run, now) for run in _runs_of(entry, record, journal))
+    began = journal.began or entry.when
+    if record is not None and record.seconds is not None and entry.when and entry.state != "running":
+        began = entry.when - record.seconds
+    columns = ingest.FollowedColumns(
+        source=source,
+        stamp=stamp,
+        created=began,
+        ended=None if entry.state == "running" else entry.when or None,
+        digest=entry.digest if record is not None and entry.state not in LIVE else None,
+        is_free=is_new and not same_id,
+        n_runs=len(runs),
+        n_arms=len({run["arm"] for run in runs.values()}),
+    )
     with ingest.writing():
-        # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
-        ExperimentRow.objects.filter(project=project, source=str(entry.record)).exclude(pk=experiment_id).delete()
-        row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True)
-        runs = [_run_fields(row, run, now) for run in _runs_of(entry, record, journal)]
-        ingest.save_generations(row, dict(runs))
-        row.refresh_from_db(fields=["n_arms", "n_runs", "updated"])
-        row.source, row.stamp = str(entry.record), stamp
-        row.created = _started(entry, record, journal)
-        row.ended = None if entry.state == "running" else entry.when or None
-        row.save(update_fields=["source", "stamp", "created", "ended"])
+        if not is_new:
+            # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
+            ExperimentRow.objects.filter(project=project, source=source).exclude(pk=experiment_id).delete()
+        row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True, own=columns)
+        ingest.save_generations(row, runs, are_new=columns.is_free)
 
 
 def note_unreadable(project: Project, record: Path, stamp: str, problem: str) -> None:
@@ -309,12 +322,6 @@ def _experiment_fields(
         metadata = {"success_metric": {"name": digest.metric}} if digest.metric else {}
         fields["config"] = {"name": entry.name, "runs": [*journal.arms.values()], "metadata": metadata}
     return {key: ingest.clean(value) for key, value in fields.items() if value is not None}
-
-
-def _started(entry: ExperimentEntry, record: ExperimentRecord | None, journal: JournalFacts) -> float:
-    if record is not None and record.seconds is not None and entry.when and entry.state != "running":
-        return entry.when - record.seconds
-    return journal.began or entry.when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +407,7 @@ def _runs_of(entry: ExperimentEntry, record: ExperimentRecord | None, journal: J
         )
 
 
-def _run_fields(experiment: ExperimentRow, run: FoundRun, now: float) -> tuple[str, PlainFields]:
+def _run_fields(experiment_id: str, run: FoundRun, now: float) -> tuple[str, PlainFields]:
     """The id of a run, and its fields for `ingest.save_generations`."""
     seed = int(match[1]) if (match := SEED.search(run.name)) else run.settings.get("seed")
     body: dict[str, Any] = {
@@ -415,7 +422,7 @@ def _run_fields(experiment: ExperimentRow, run: FoundRun, now: float) -> tuple[s
         body["error"] = run.recorded.error or ""
     if run.total_steps is not None:
         body["total_steps"] = run.total_steps
-    generation_id = derived_id("generation", experiment.pk, run.run_id)
+    generation_id = derived_id("generation", experiment_id, run.run_id)
     return generation_id, {**ingest.clean(body), "ts": now, "source": str(run.run_dir)}
 
 

@@ -26,6 +26,7 @@ from evsys_dashboard.models import TEST, EvalRow, ExperimentRow, GenerationRow, 
 from evsys_dashboard.points import MAX_NAME, MAX_STEP, CurveId, StepValues, write_points
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_dashboard.summary import record_of, summarize
+from evsys_sdk.history.digest import Digest
 from evsys_sdk.record.dashboard import wire
 
 JsonDict = dict[str, Any]
@@ -141,7 +142,7 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f'{text} is not JSON; send it as the string "{text}"')
 
 
-def storable(value: Any, depth: int = 0) -> Any:
+def storable(value: object, depth: int = 0) -> Any:
     """The data with every character that a database cannot store replaced by U+FFFD."""
     if depth > MAX_DEPTH:
         raise Refusal(422, "the JSON is nested too deeply")
@@ -152,7 +153,7 @@ def storable(value: Any, depth: int = 0) -> Any:
     return [storable(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """Plain data as JSON columns take it: NaN and infinities as their words, tuples as lists."""
     if isinstance(value, float):
         return (
@@ -163,7 +164,7 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def clean(value: Any) -> Any:
+def clean(value: object) -> Any:
     """Plain data as a JSON column stores it: `finite` and `storable`. Most data is, and is only looked at."""
     try:
         text = json.dumps(value, allow_nan=False)
@@ -175,46 +176,67 @@ def clean(value: Any) -> Any:
 # Fields. Each reader takes a value of a request and returns what the column takes, or raises ValueError.
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected text, got {type(value).__name__}")
     return value
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return _text(value)[:MAX_NAME]
 
 
-def _claim(value: Any) -> str:
+def _claim(value: object) -> str:
     # A typed hypothesis is a mapping; the column has its claim, the config the whole.
     return _text(value.get("claim", "") if isinstance(value, dict) else value)
 
 
-def _status(value: Any) -> str:
+def _status(value: object) -> str:
     if value not in STATUSES:
         raise ValueError(f"{value!r} is no status; known: {', '.join(sorted(STATUSES))}")
     return str(value)
 
 
-def _dict(value: Any) -> JsonDict:
+def _dict(value: object) -> JsonDict:
     if not isinstance(value, dict):
         raise ValueError(f"expected an object, got {type(value).__name__}")
     return value
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list, got {type(value).__name__}")
     return value
 
 
-def _number(value: Any) -> float | None:
+def _objects(value: object) -> list[JsonDict]:
+    return [_dict(item) for item in _list(value)]
+
+
+def _scores(value: object) -> list[JsonDict]:
+    """Pages format these numbers: a word among them would be an error on every page of the run."""
+    found = _objects(value)
+    for score in found:
+        for key in ("value", "low", "high"):
+            if score.get(key) is not None:
+                _any_number(score[key])
+        for key in ("n_tasks", "n_rollouts", "n_errors"):
+            if score.get(key) is not None:
+                _step(score[key])
+    return found
+
+
+def _checkpoints(value: object) -> list[JsonDict]:
+    return [{**one, "step": _step(one.get("step"))} for one in _objects(value)]
+
+
+def _number(value: object) -> float | None:
     """None for what is not finite, where a column is only sorted by."""
     found = _any_number(value)
     return found if math.isfinite(found) else None
 
 
-def _any_number(value: Any) -> float:
+def _any_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number, got {type(value).__name__}")
     try:
@@ -223,7 +245,7 @@ def _any_number(value: Any) -> float:
         raise ValueError("the number is too large") from None
 
 
-def _step(value: Any) -> int:
+def _step(value: object) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_STEP:
@@ -231,29 +253,32 @@ def _step(value: Any) -> int:
     return value
 
 
-def _id(value: Any) -> str:
+def _id(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ID or "/" in value:
         raise ValueError(f"{str(value)[:120]!r} is no id: 1 to {MAX_ID} characters without a slash")
     return value
 
 
-Readers = Mapping[str, Callable[[Any], Any]]
+Readers = Mapping[str, Callable[[object], Any]]
 EXPERIMENT: Readers = {
     "name": _name, "description": _text, "hypothesis": _claim, "status": _status, "tags": _list, "metadata": _dict,
     "config": _dict, "parent_experiment_id": _name, "conclusion": _text, "best_score": _number, "record": _dict,
-    "notes": _list, "figures": _dict, "problem": _text, "cost_usd": _number,
+    "notes": _objects, "figures": _dict, "problem": _text, "cost_usd": _number,
 }  # fmt: skip
 GENERATION: Readers = {
     "name": _name, "recipe_kind": _name, "status": _status, "run_config": _dict, "metrics": _dict, "artifacts": _dict,
-    "checkpoints": _list, "error": _text, "conclusion": _text, "record": _dict, "log_tail": _text, "arm": _name,
+    "checkpoints": _checkpoints, "error": _text, "conclusion": _text, "record": _dict, "log_tail": _text, "arm": _name,
     "seed": _step,
 }  # fmt: skip
 EVAL: Readers = {
-    "name": _name, "split": _name, "stage": _name, "step": _step, "metrics": _dict, "scores": _list,
+    "name": _name, "split": _name, "stage": _name, "step": _step, "metrics": _dict, "scores": _scores,
     "breakdown": _dict, "benchmark_id": _name, "error": _text, "seconds": _number,
 }  # fmt: skip
 SUITE: Readers = {"name": _name, "version": _name, "split": _name, "n_rows": _step, "sha256": _name,
                   "lineage": _dict, "description": _text}  # fmt: skip
+FOLLOWED = ("source", "stamp", "created", "ended", "n_runs", "n_arms")
+NOT_SHOWN = frozenset(["field_times", "stamp"])
+"""Columns whose change no page has to show."""
 NOT_STORED = frozenset(["id", "ts", "experiment_id", "generation_id"])
 
 
@@ -275,7 +300,7 @@ def read_fields(body: Mapping[str, Any], readers: Readers) -> ReadFields:
     return ReadFields(ts=read_field(_any_number, body, "ts"), known=known, extra=extra)
 
 
-def read_field(reader: Callable[[Any], Any], body: Mapping[str, Any], key: str) -> Any:
+def read_field[T](reader: Callable[[object], T], body: Mapping[str, Any], key: str) -> T:
     try:
         return reader(body[key])
     except KeyError:
@@ -286,7 +311,7 @@ def read_field(reader: Callable[[Any], Any], body: Mapping[str, Any], key: str) 
 
 def id_in(body: Mapping[str, Any]) -> str:
     """The id that a client gave a new record."""
-    return str(read_field(_id, body, "id"))
+    return read_field(_id, body, "id")
 
 
 def apply_fields(row: Any, fields: ReadFields, *, extra_column: str) -> set[str]:
@@ -313,10 +338,28 @@ def apply_fields(row: Any, fields: ReadFields, *, extra_column: str) -> set[str]
 # Experiments and runs.
 
 
-def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any], *, create: bool) -> ExperimentRow:
-    """Create an experiment or set fields of one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedColumns:
+    """What only the reader of a folder knows of an experiment, for columns that no client sets."""
+
+    source: str
+    stamp: str
+    created: float
+    ended: float | None
+    digest: Digest | None
+    """Of its record, which then need not be read twice."""
+    is_free: bool
+    """Whether no row has its id: then none is looked for, and none of its runs."""
+    n_runs: int
+    n_arms: int
+
+
+def save_experiment(
+    project: Project, experiment_id: str, body: Mapping[str, Any], *, create: bool, own: FollowedColumns | None = None
+) -> ExperimentRow:
+    """Create an experiment or set fields of one. `own`: of a followed folder, where 500 are read at the first start."""
     fields = read_fields(body, EXPERIMENT)
-    row = _find(ExperimentRow, project, experiment_id, create=create)
+    row = None if own and own.is_free else _find(ExperimentRow, project, experiment_id, create=create)
     is_new = row is None
     if row is None:
         if not create:
@@ -325,9 +368,13 @@ def save_experiment(project: Project, experiment_id: str, body: Mapping[str, Any
     changed = apply_fields(row, fields, extra_column="metadata")
     changed |= _note_times(row, fields, is_start=create)
     if changed & {"record", "config", "status"}:
-        summarize(row)
+        summarize(row, own.digest if own else None)
     if changed & {"record"} and not is_new:  # a new one has no runs yet
         _name_arms(row)
+    for column in FOLLOWED if own else ():
+        if getattr(row, column) != getattr(own, column):
+            setattr(row, column, getattr(own, column))
+            changed.add(column)
     return _store(row, changed, is_new)
 
 
@@ -348,10 +395,11 @@ def save_generation(project: Project, generation_id: str, body: Mapping[str, Any
     return row
 
 
-def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str, Any]]) -> None:
+def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str, Any]], *, are_new: bool) -> None:
     """Create the runs of an experiment, or set fields of them: by id, with `source` beside the fields of the wire. One
-    statement for all where `save_generation` has nine for each."""
-    found = {row.pk: row for row in GenerationRow.objects.select_for_update(of=("self",)).filter(pk__in=list(bodies))}
+    statement for all where `save_generation` has nine for each. `are_new`: none is looked for."""
+    stored = GenerationRow.objects.select_for_update(of=("self",))
+    found = {} if are_new else {row.pk: row for row in stored.filter(pk__in=list(bodies))}
     new = []
     for generation_id, body in bodies.items():
         row = found.get(generation_id)
@@ -372,7 +420,8 @@ def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str
         else:
             row.updated = next_stamp()
     GenerationRow.objects.bulk_create(new)
-    _count_runs(experiment.pk)
+    if not are_new:  # some runs may be those of an earlier attempt, which the folder has no more
+        _count_runs(experiment.pk)
 
 
 def _set_generation(row: GenerationRow, body: Mapping[str, Any], *, is_start: bool) -> set[str]:
@@ -425,11 +474,11 @@ def _note_times(row: Any, fields: ReadFields, *, is_start: bool) -> set[str]:
 
 def _store[T: models.Model](row: T, changed: set[str], is_new: bool) -> T:
     """Write a row if anything of it changed."""
-    if is_new or changed - {"field_times"}:
+    if is_new or changed - NOT_SHOWN:
         row.updated = next_stamp()
         row.save(force_insert=is_new)
     elif changed:
-        row.save(update_fields=["field_times"])
+        row.save(update_fields=changed)
     return row
 
 
@@ -449,7 +498,7 @@ def _name_arms(experiment: ExperimentRow) -> None:
         GenerationRow.objects.filter(pk__in=ids, experiment=experiment).exclude(arm=arm.arm).update(arm=arm.arm)
 
 
-def _add_checkpoint(row: GenerationRow, checkpoint: Any) -> set[str]:
+def _add_checkpoint(row: GenerationRow, checkpoint: object) -> set[str]:
     entry = read_field(_dict, {"last_checkpoint": checkpoint}, "last_checkpoint")
     step = read_field(_step, entry, "step")
     known = {one["step"]: one for one in row.checkpoints}
@@ -568,7 +617,7 @@ def read_steps(generation_id: str, body: Mapping[str, Any]) -> StepBatch:
             last = step
         ts = int(ts * 1000)
         for name, value in metrics.items():
-            number = value if type(value) is float else float(read_field(_any_number, metrics, name))
+            number = value if type(value) is float else read_field(_any_number, metrics, name)
             values = curves.get(name)
             if values is None:
                 values = curves.setdefault(name[:MAX_NAME], {})
@@ -577,7 +626,7 @@ def read_steps(generation_id: str, body: Mapping[str, Any]) -> StepBatch:
     return StepBatch(generation_id=generation_id, curves=curves, last_step=last)
 
 
-def _finite_time(value: Any) -> float:
+def _finite_time(value: object) -> float:
     found = _any_number(value)
     if not 0 <= found < MAX_SECONDS:
         raise ValueError(f"{value!r} is no time in seconds since the epoch")
@@ -683,7 +732,9 @@ def save_predictions(rows: Iterable[ReadPrediction], *, added: Iterable[ReadPred
     newer = [
         row
         for pk, row in wanted.items()
-        if pk not in times or (row is not new_only.get(pk) and _is_newer(row, *times[pk]))
+        # An id of another project is left alone: overwriting it would reach into that project.
+        if pk not in times
+        or (row is not new_only.get(pk) and times[pk][0] == row.project_id and row.created > times[pk][1])
     ]
     if not newer:
         return
@@ -694,11 +745,6 @@ def save_predictions(rows: Iterable[ReadPrediction], *, added: Iterable[ReadPred
         count = PredictionRow.objects.filter(project_id=project_id, eval_id=eval_id).count()
         EvalRow.objects.filter(project_id=project_id, pk=eval_id).update(n_rollouts=count)
     _touch(sorted({row.generation_id for row in newer}))
-
-
-def _is_newer(row: ReadPrediction, owner: str, created: float) -> bool:
-    # An id of another project is left alone: overwriting it would reach into that project.
-    return owner == row.project_id and row.created > created
 
 
 def _touch(generations: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ In: requests as `evsys_sdk.record.dashboard.wire` has them, with a key that may 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from django.db import DataError
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 
@@ -21,7 +21,7 @@ from evsys_sdk.record.dashboard.wire import API_PREFIX
 ROOT = f"{API_PREFIX.removeprefix('/')}/sdk"
 
 
-def _write(request: HttpRequest, method: str, save: Callable[[ApiKey, ingest.JsonDict], Any]) -> HttpResponse:
+def _write(request: HttpRequest, method: str, save: Callable[[ApiKey, ingest.JsonDict], Model]) -> HttpResponse:
     """Check the key and the body, and save it; answered after the commit."""
     if request.method != method:
         raise Refusal(405, f"{request.method} is not possible here; use {method}")
@@ -37,7 +37,7 @@ def _write(request: HttpRequest, method: str, save: Callable[[ApiKey, ingest.Jso
 
 @auth.api
 def experiments(request: HttpRequest) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
         return ingest.save_experiment(key.project, ingest.id_in(body), body, create=True)
 
     return _write(request, "POST", save)
@@ -45,7 +45,7 @@ def experiments(request: HttpRequest) -> HttpResponse:
 
 @auth.api
 def experiment(request: HttpRequest, experiment_id: str) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
         return ingest.save_experiment(key.project, experiment_id, body, create=False)
 
     return _write(request, "PATCH", save)
@@ -53,7 +53,7 @@ def experiment(request: HttpRequest, experiment_id: str) -> HttpResponse:
 
 @auth.api
 def generations(request: HttpRequest) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
         return ingest.save_generation(key.project, ingest.id_in(body), body, create=True)
 
     return _write(request, "POST", save)
@@ -61,7 +61,7 @@ def generations(request: HttpRequest) -> HttpResponse:
 
 @auth.api
 def generation(request: HttpRequest, generation_id: str) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
         return ingest.save_generation(key.project, generation_id, body, create=False)
 
     return _write(request, "PATCH", save)
@@ -69,7 +69,7 @@ def generation(request: HttpRequest, generation_id: str) -> HttpResponse:
 
 @auth.api
 def evals(request: HttpRequest, generation_id: str) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Any:
+    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
         may_replace = key.scope != ApiKey.Scope.AGENT
         run = ingest.generation_of(key.project, generation_id)
         return ingest.save_eval(key.project, run, body, may_replace=may_replace)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -283,7 +283,26 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
         ("discarded", track.dead_ends),
         ("undecided", track.undecided),
     ]
-    dots = [_dot(row, fate, by_record[row.entry.record]) for fate, found in fates for row in found]
+    dots = []
+    for fate, row in [(fate, row) for fate, found in fates for row in found]:
+        stored = by_record[row.entry.record]
+        dots.append(
+            Dot(
+                experiment_id=stored["id"],
+                name=stored["name"],
+                parent=stored["parent_experiment_id"],
+                when=row.entry.when,
+                fate=fate,
+                score=row.score,
+                low=row.arm.low,
+                high=row.arm.high,
+                arm=row.arm.arm,
+                training_mark=training_mark_of(row.entry.digest, row.arm),
+                n_seeds=len(row.arm.scores),
+                gain=row.gain,
+                floor=row.floor,
+            )
+        )
     seeds = len(track.rungs[-1].arm.scores) if track.rungs else 1
     noise = track.noise
     is_share = noise.largest == 1.0 and not track.unit
@@ -292,7 +311,12 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
         told.append(f"standard deviation over seeds {shown(noise.seed_sd)}, {noise.degrees} degrees of freedom")
     if noise.half_width is not None:
         told.append(f"95 % interval over tasks ±{shown(noise.half_width)}")
-    arms = list(_scored_arms(track))
+    arms = [  # each once, the newest first; none of a track whose scores select nothing
+        ScoredArm(settings={**entry.digest.common, **arm.own}, score=arm.mean)
+        for entry in counted_once(track.entries[::-1] if track.selects else [])
+        for arm in entry.digest.scored
+        if arm.mean is not None
+    ]
     return Ladder(
         label=track.label,
         mode=track.mode,
@@ -308,32 +332,6 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
     )
 
 
-def _dot(row: LeaderboardRow, fate: Fate, stored: dict[str, Any]) -> Dot:
-    return Dot(
-        experiment_id=stored["id"],
-        name=stored["name"],
-        parent=stored["parent_experiment_id"],
-        when=row.entry.when,
-        fate=fate,
-        score=row.score,
-        low=row.arm.low,
-        high=row.arm.high,
-        arm=row.arm.arm,
-        training_mark=training_mark_of(row.entry.digest, row.arm),
-        n_seeds=len(row.arm.scores),
-        gain=row.gain,
-        floor=row.floor,
-    )
-
-
-def _scored_arms(track: Track) -> Iterator[ScoredArm]:
-    """Every arm with a score once, the newest first; none of a track whose scores select nothing."""
-    for entry in counted_once(track.entries[::-1] if track.selects else []):
-        for arm in entry.digest.scored:
-            if arm.mean is not None:
-                yield ScoredArm(settings={**entry.digest.common, **arm.own}, score=arm.mean)
-
-
 # Which settings go with the score. Each setting alone: rank correlation for numbers, the correlation ratio of ranks for
 # words, both adjusted for the number of values (Ezekiel 1930), since with few arms any setting explains something by
 # chance. That is association: what was changed together cannot be told apart, and nothing here says why.
@@ -341,7 +339,7 @@ def _scored_arms(track: Track) -> Iterator[ScoredArm]:
 
 def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportance]:
     """Settings with several values, the one that explains most first."""
-    n = len(arms)
+    n, sign = len(arms), 1 if mode == "max" else -1
     ranks = _ranks([arm.score for arm in arms])
     groups: dict[tuple[int, ...], list[str]] = {}
     for key in dict.fromkeys(key for arm in arms for key in arm.settings):
@@ -361,6 +359,10 @@ def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportanc
             raw, spent = correlation**2, 1
         else:
             raw, spent = _correlation_ratio(split, ranks), n_values - 1
+        scores: dict[str, list[float]] = {}
+        for value, arm in zip(values, arms, strict=True):
+            text = "(not set)" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            scores.setdefault(text, []).append(arm.score)
         free = n - 1 - spent
         explained = max(0.0, 1 - (1 - raw) * (n - 1) / free) if free > 0 else 0.0
         found.append(
@@ -371,7 +373,7 @@ def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportanc
                 correlation=correlation,
                 n=n,
                 n_values=n_values,
-                best=_best_value(values, arms, max if mode == "max" else min),
+                best=max(scores, key=lambda text: sign * fmean(scores[text])),
             )
         )
     return sorted(found, key=lambda one: (-one.explained, one.setting))
@@ -386,15 +388,6 @@ def _are_numbers(values: Sequence[object]) -> bool:
     return all(
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
     )
-
-
-def _best_value(values: Sequence[object], arms: Sequence[ScoredArm], pick: Callable[..., Any]) -> str:
-    scores: dict[str, list[float]] = {}
-    for value, arm in zip(values, arms, strict=True):
-        text = "(not set)" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-        scores.setdefault(text, []).append(arm.score)
-    found: str = pick(scores, key=lambda text: fmean(scores[text]))
-    return found
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ NaN and infinities have a `kind` and no value: SQLite turns a NaN into NULL, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -99,7 +99,10 @@ def write_points(curves: Mapping[CurveId, StepValues]) -> set[str]:
     """Keep these points, the newest value of each step; returns the generations in which something changed.
 
     Call it within a transaction: points and summaries belong together."""
-    keys = _keys_of(curves)
+    names = MetricKey.objects.filter(generation_id__in={generation for generation, _ in curves})
+    keys = {(key.generation_id, key.name): key for key in names}
+    missing = [MetricKey(generation_id=one, name=name) for one, name in sorted(curves.keys() - keys.keys())]
+    keys |= {(key.generation_id, key.name): key for key in MetricKey.objects.bulk_create(missing)}
     fresh: list[PointRow] = []
     changed: list[MetricKey] = []
     for curve_id, values in curves.items():
@@ -108,7 +111,14 @@ def write_points(curves: Mapping[CurveId, StepValues]) -> set[str]:
         if key.last_step is None or min(values) > key.last_step:
             # The usual case: the curve grows at its end, so nothing of the old summary can be wrong.
             fresh += rows
-            _extend(key, values)
+            finite = [value for value, _ in values.values() if math.isfinite(value)]
+            key.n += len(values)
+            key.last_step = max(values)
+            last = values[key.last_step][0]
+            key.last_kind, key.last = kind_of(last), last if math.isfinite(last) else None
+            if finite:
+                key.low = min(finite) if key.low is None else min(key.low, *finite)
+                key.high = max(finite) if key.high is None else max(key.high, *finite)
             changed.append(key)
         elif _upsert(rows):
             _summarize(key)
@@ -119,16 +129,6 @@ def write_points(curves: Mapping[CurveId, StepValues]) -> set[str]:
             columns = [(one.n, one.last_step, one.last, one.last_kind, one.low, one.high, one.pk) for one in changed]
             cursor.executemany(UPDATE_KEY, columns)
     return {key.generation_id for key in changed}
-
-
-def _keys_of(curves: Iterable[CurveId]) -> dict[CurveId, MetricKey]:
-    wanted = set(curves)
-    generations = {generation for generation, _ in wanted}
-    found = {(key.generation_id, key.name): key for key in MetricKey.objects.filter(generation_id__in=generations)}
-    missing = sorted(wanted - found.keys())
-    for key in MetricKey.objects.bulk_create([MetricKey(generation_id=one, name=name) for one, name in missing]):
-        found[key.generation_id, key.name] = key
-    return found
 
 
 def _rows(key_id: int, values: StepValues) -> list[PointRow]:
@@ -153,17 +153,6 @@ def _upsert(rows: list[PointRow]) -> int:
             statement = UPSERT_SQLITE if len(part) == ROWS_AT_ONCE else _upsert_sqlite(len(part))
             changed += connection.connection.execute(statement, list(chain.from_iterable(part))).rowcount
     return changed
-
-
-def _extend(key: MetricKey, values: StepValues) -> None:
-    finite = [value for value, _ in values.values() if math.isfinite(value)]
-    key.n += len(values)
-    key.last_step = max(values)
-    last = values[key.last_step][0]
-    key.last_kind, key.last = kind_of(last), last if math.isfinite(last) else None
-    if finite:
-        key.low = min(finite) if key.low is None else min(key.low, *finite)
-        key.high = max(finite) if key.high is None else max(key.high, *finite)
 
 
 def _summarize(key: MetricKey) -> None:

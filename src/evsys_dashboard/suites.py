@@ -80,8 +80,13 @@ def announce(project: Project, given: SuiteAnnouncement) -> tuple[SuiteVersion, 
         check_name(given.name)
     except WorkspaceError as exc:
         raise Refusal(422, f"name: {exc}") from None
-    _drop_abandoned(project)
-    _refuse_alike(project, given)
+    for old in project.suites.filter(complete=False, created__lt=time.time() - ABANDONED_SECONDS):
+        if old.fields.get(UPLOADING):
+            old.delete()
+    names = project.suites.filter(kind=given.kind, complete=True).exclude(name=given.name)
+    for other in names.values_list("name", flat=True).distinct():
+        if slug(other) == slug(given.name):
+            raise Refusal(409, f"{given.name!r} would share its ids with {other!r}; take that name or another")
     identifier = upload_id(project, given.kind, given.name, given.sha256)
     suite = SuiteVersion.objects.filter(pk=identifier).first()
     if suite is None:
@@ -107,20 +112,6 @@ def _set_split(suite: SuiteVersion, split: str) -> None:
         raise Refusal(409, f"{reference_of(suite)} is stored as a test split and stays one; upload under another name")
     suite.split = split
     suite.save(update_fields=["split"])
-
-
-def _drop_abandoned(project: Project) -> None:
-    old = project.suites.filter(complete=False, created__lt=time.time() - ABANDONED_SECONDS)
-    for suite in old:
-        if suite.fields.get(UPLOADING):
-            suite.delete()
-
-
-def _refuse_alike(project: Project, given: SuiteAnnouncement) -> None:
-    names = project.suites.filter(kind=given.kind, complete=True).exclude(name=given.name)
-    for other in names.values_list("name", flat=True).distinct():
-        if slug(other) == slug(given.name):
-            raise Refusal(409, f"{given.name!r} would share its ids with {other!r}; take that name or another")
 
 
 def add_rows(suite: SuiteVersion, first: int, data: bytes) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from evsys_dashboard.models import EvalRow, ExperimentRow, MetricKey
 from evsys_dashboard.points import curve
 from evsys_sdk.history.digest import ArmDigest, Digest, digest_of
-from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun
+from evsys_sdk.record.models import ExperimentRecord, RecordedRun
 from evsys_sdk.report.setup import setup_of
 from evsys_sdk.score_names import AmbiguousName, parse_key, resolve, score_key
 
@@ -33,13 +33,13 @@ def record_of(row: ExperimentRow) -> ExperimentRecord | None:
         return None
 
 
-def summarize(row: ExperimentRow) -> None:
-    """Set the summary columns of `row`."""
+def summarize(row: ExperimentRow, digest: Digest | None = None) -> None:
+    """Set the summary columns of `row`. `digest`: of its record, where the caller has it."""
     try:
         _describe_setup(row, row.config)
         record = record_of(row)
         if record is not None:
-            _summarize_record(row, record, digest_of(row.record))
+            _summarize_record(row, record, digest or digest_of(row.record))
         else:
             row.metric = _metric_of(row.config)[:200]
             row.spark = _live_spark(row)
@@ -62,7 +62,7 @@ def _summarize_record(row: ExperimentRow, record: ExperimentRecord, digest: Dige
     row.best_arm = (top.arm if top else "")[:300]
     row.best_value = top.mean if top else None
     row.best_low, row.best_high = (top.low, top.high) if top and top.mean is not None else (None, None)
-    judged = _judged(record, top.arm) if top else None
+    judged = next((found for found in record.verdict.arms if top and found.arm == top.arm), None)
     row.training_mark = training_mark_of(digest, top)[:200] if top else ""
     row.n_tasks = judged.n_tasks or None if judged else None
     row.n_seeds = len(top.scores) or None if top else None
@@ -85,10 +85,6 @@ def verdict_of(record: ExperimentRecord) -> str:
     if not compared:  # a single arm has only the untrained model beside it
         compared = [arm.vs_untrained.verdict for arm in arms if arm.vs_untrained and arm.vs_untrained.verdict]
     return "undecided" if compared and set(compared) == {"undecided"} else ""
-
-
-def _judged(record: ExperimentRecord, arm: str) -> JudgedArm | None:
-    return next((found for found in record.verdict.arms if found.arm == arm), None)
 
 
 def training_mark_of(digest: Digest, arm: ArmDigest) -> str:
@@ -183,6 +179,8 @@ def _live_spark(row: ExperimentRow) -> dict[str, Any]:
 
 
 def _loss_spark(row: ExperimentRow, arm: str | None) -> dict[str, Any]:
+    if row._state.adding:  # no row yet, so no curves
+        return {}
     keys = MetricKey.objects.filter(generation__experiment=row, name="loss", n__gt=1)
     key = (keys.filter(generation__arm=arm) if arm else keys).order_by("generation__created").first()
     if key is None:

@@ -215,6 +215,18 @@ def test_a_phone_needs_no_sideways_scrolling(open_page, project, rows, key, plac
     expect(page.locator("nav[aria-label=Pages] a", has_text="Settings")).to_be_in_viewport()
 
 
+def test_a_phone_shows_the_newest_experiment_of_a_chart_first(open_page, project, rows):
+    for number in range(12):
+        ended = rows.START + number * rows.DAY
+        record = rows.record_of(f"e{number}", {"arm": ({}, [0.5, 0.55])}, ended=ended)
+        rows.add_experiment(project, f"e{number}", record=record, created=ended, ended=ended)
+    page = open_page(f"/p/{project.id}/progress", width=360, height=780)
+    expect(page.locator("svg.chart a circle")).to_have_count(12)
+    # The chart is wider than the phone, and begins at its right end.
+    box = page.locator("svg.chart a circle").last.bounding_box()
+    assert 0 < box["x"] < 360
+
+
 def test_a_key_is_made_and_revoked_in_the_browser(open_page, project):
     page = open_page(f"/p/{project.id}/settings")
     page.fill("form[action$=keys] input[name=name]", "laptop")

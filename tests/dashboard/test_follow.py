@@ -142,7 +142,7 @@ def test_what_has_not_changed_is_not_read_again(project, record, monkeypatch):
 
     follower = follow(project, record.parent)
     read: list[Path] = []
-    monkeypatch.setattr(module, "read_experiment", lambda project, line, stamp: read.append(line.record))
+    monkeypatch.setattr(module, "read_experiment", lambda _, line, *__, **___: read.append(line.record))
     look_again(follower)
     follow(project, record.parent)  # as at the next start
     assert read == []
@@ -266,7 +266,7 @@ def test_newest_experiments_are_read_first(project, record, tmp_path, monkeypatc
         shutil.copytree(record.parent, tmp_path / f"n{number}")
         os.utime(tmp_path / f"n{number}" / record.name, (2e9 + number, 2e9 + number))
     read: list[str] = []
-    monkeypatch.setattr(module, "read_experiment", lambda project, line, stamp: read.append(line.record.parent.name))
+    monkeypatch.setattr(module, "read_experiment", lambda _, line, *__, **___: read.append(line.record.parent.name))
     follow(project, tmp_path)
     assert read == ["n2", "n1", "n0", "copy"]
 
@@ -317,10 +317,10 @@ def test_a_record_that_breaks_the_reading_hides_no_other(project, record, tmp_pa
     shutil.copytree(record.parent, tmp_path / "second")
     read = module.read_experiment
 
-    def break_one(project: Any, line: Any, stamp: str) -> None:
+    def break_one(project: Any, line: Any, stamp: str, *, is_new: bool) -> None:
         if line.record.parent.name == "copy":
             raise RecursionError("too deep")
-        read(project, line, stamp)
+        read(project, line, stamp, is_new=is_new)
 
     monkeypatch.setattr(module, "read_experiment", break_one)
     follower = follow(project, tmp_path)

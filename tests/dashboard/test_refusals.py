@@ -183,6 +183,25 @@ def test_a_malformed_experiment_is_refused_with_the_name_of_the_field(server, bo
     assert server.rows("SELECT count(*) FROM dashboard_experiment WHERE id = 'ok'") == [(0,)]
 
 
+def test_scores_notes_and_checkpoints_that_no_page_could_show_are_refused(server):
+    wrong = [[1], ["x"], [None], [{"value": [1]}], [{"value": "high"}], [{"n_tasks": "x"}], [{"low": {}}], {"a": 1}]
+    for scores in wrong:
+        answer = server.post("generations/g1/eval/", {"id": "odd", "ts": 1.0, "scores": scores})
+        assert (answer.status_code, reason(answer).partition(":")[0]) == (422, "scores"), scores
+    for field, value in (("checkpoints", [1]), ("checkpoints", [{"step": "x"}]), ("checkpoints", [{"path": "a"}])):
+        answer = server.post("generations/g1/", {"ts": 2.0, field: value}, method="PATCH")
+        assert (answer.status_code, reason(answer).partition(":")[0]) == (422, field), value
+    assert server.post("experiments/e1/", {"ts": 2.0, "notes": ["x"]}, method="PATCH").status_code == 422
+    numbers = {"id": "words", "ts": 1.0, "metrics": {"odd": {"a": [1]}, "nan": "NaN", "fine": 0.5}}
+    assert server.post("generations/g1/eval/", numbers).status_code == 200
+    scores = [{"metric": "m", "value": "NaN", "low": None, "high": 1.0, "n_tasks": 3}, {"metric": ["l"], "value": 1}]
+    assert server.post("generations/g1/eval/", {"id": "nan", "ts": 1.0, "scores": scores}).status_code == 200
+    browser = requests.Session()
+    browser.get(server.url + server.link, timeout=WAIT_SECONDS)
+    for page in ("p/p1/runs/g1", "p/p1/rollouts?run=g1", "p/p1/experiments/e1", "api/v1/projects/p1/runs/g1"):
+        assert browser.get(f"{server.url}/{page}", timeout=WAIT_SECONDS).status_code == 200, page
+
+
 @pytest.mark.parametrize("path", ["generations/g1/step/", "experiments/"])
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server, path):
     url = f"/api/dashboard/api/sdk/{path}"

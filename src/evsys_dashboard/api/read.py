@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, path
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET
 
 from evsys_dashboard import auth
@@ -63,6 +64,7 @@ def answer_curves(request: HttpRequest, runs: list[GenerationRow]) -> JsonRespon
 
 @auth.api
 @require_GET
+@gzip_page
 def experiment_curves(request: HttpRequest, project_id: str, experiment_id: str) -> HttpResponse:
     project = auth.visitor_for(request, project_id).project
     experiment = find_experiment(project, experiment_id)
@@ -72,6 +74,7 @@ def experiment_curves(request: HttpRequest, project_id: str, experiment_id: str)
 
 @auth.api
 @require_GET
+@gzip_page  # numbers shrink to a third; they are no secret that a guess beside them could probe for
 def run_curves(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse:
     project = auth.visitor_for(request, project_id).project
     run = find_run(project, run_id)

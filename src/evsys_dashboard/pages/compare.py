@@ -264,7 +264,7 @@ def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
     try:
         found, sides = compare_rows(rows, wanted, metric)
     except EvsysError as exc:
-        return render(request, "dashboard/compare.html", context | {"problem": str(exc)})
+        return render(request, "dashboard/compare.html", context | {"problem": str(exc).rstrip(".")})
     keys = list(found.scores)
     context |= {
         "found": found,

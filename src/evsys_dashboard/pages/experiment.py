@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_experiment
 from evsys_dashboard.changes import current_cursor
-from evsys_dashboard.curves import FIRST, metric_names
+from evsys_dashboard.curves import FIRST, first_curves_url, metric_names
 from evsys_dashboard.follow import ensure_experiment_loaded, find_resume_command
 from evsys_dashboard.models import ExperimentRow, GenerationRow, Project
 from evsys_sdk.constants import START, UNTRAINED
@@ -138,14 +138,11 @@ def draw_forest(verdict: Verdict | None, digest: Digest, record: ExperimentRecor
     return mark_safe(forest_svg(verdict, label=label, untrained=found[0] if len(found) == 1 else None))
 
 
-def _is_best(arm: ArmDigest, digest: Digest) -> bool:
-    return arm.arm == digest.best_arm and len(digest.arms) > 1
-
-
 def arm_rows(digest: Digest, verdict: Verdict | None, runs: Sequence[GenerationRow]) -> list[ArmTableRow]:
     """A row per arm in the order of the plot, those without a score after it."""
     judged = {arm.arm: arm for arm in verdict.arms} if verdict else {}
     baseline = verdict.baseline_arm if verdict and len(verdict.arms) > 1 else None
+    best = digest.best_arm if len(digest.arms) > 1 else None
     unscored = [arm for arm in digest.arms if not arm.scores]
     rows = []
     for arm in [*digest.scored, *unscored]:
@@ -169,7 +166,7 @@ def arm_rows(digest: Digest, verdict: Verdict | None, runs: Sequence[GenerationR
                 seeds=str(n) if len(arm.scores) == n else f"{len(arm.scores)} of {n}",
                 why_unscored=arm.why_unscored,
                 status=arm.statuses[0] if len(set(arm.statuses)) == 1 else f"{done} of {n} completed",
-                mark="baseline" if arm.arm == baseline else "best" if _is_best(arm, digest) else "",
+                mark="baseline" if arm.arm == baseline else "best" if arm.arm == best else "",
                 against_baseline=_against(own.vs_baseline, verdict),
                 against_untrained=_against(own.vs_untrained, verdict),
                 runs=[run for run in runs if run.arm == arm.arm],
@@ -352,6 +349,7 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
     metrics = metric_names([run.pk for run in runs])
     first = [name for name in metrics if name in FIRST or name in digest.measured] or metrics
     hypothesis_result = record.hypothesis_result if record else {}
+    curves_url = f"/api/v1/projects/{quote(project.pk, safe='')}/experiments/{quote(row.pk, safe='')}/curves"
     return {
         "project": project,
         "section": "lab",
@@ -382,7 +380,8 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
         "against": chosen,
         "others": list(others.only("id", "name", "created")[:MOST_OTHERS]),
         "differences": settings_that_differ(config, config_of(chosen, read_record(chosen))) if chosen else [],
-        "curves_url": f"/api/v1/projects/{quote(project.pk, safe='')}/experiments/{quote(row.pk, safe='')}/curves",
+        "curves_url": curves_url,
+        "first_curves": first_curves_url(curves_url, first[:FIRST_METRICS]),
         "metrics": metrics,
         "first_metrics": first[:FIRST_METRICS],
         "most_arms": MOST_ARMS_DRAWN,

@@ -30,7 +30,6 @@ from evsys_dashboard.experiment_filter import (
     SHOWN_FIELDS,
     Column,
     ListPage,
-    ListQuery,
     RowGroup,
     find_experiments,
     list_page,
@@ -123,13 +122,6 @@ class Heading:
     direction: str
 
 
-def _headings(query: ListQuery) -> list[Heading]:
-    return [
-        Heading(column=one, url=query.sort_url(one) if one.sort else "", direction=query.direction(one))
-        for one in query.columns
-    ]
-
-
 def _context(project: Project, page: ListPage) -> dict[str, object]:
     query = page.query
     return {
@@ -165,7 +157,10 @@ def lab(request: HttpRequest, project: str) -> HttpResponse:
     page = list_page(found, read_query(request.GET))
     query = page.query
     context = _context(found, page) | {
-        "headings": _headings(query),
+        "headings": [
+            Heading(column=one, url=query.sort_url(one) if one.sort else "", direction=query.direction(one))
+            for one in query.columns
+        ],
         "columns": COLUMNS,
         "groups": GROUPS,
         "grammar": GRAMMAR,

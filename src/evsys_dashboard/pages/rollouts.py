@@ -101,7 +101,8 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
         return render(request, "dashboard/rollouts.html", context)
     found = select_rollouts(project, wanted)
     total = found.count()
-    begin = _place(request.GET.get("from", ""))
+    place = request.GET.get("from", "")
+    begin = int(place) if place.isdecimal() and len(place) < 10 else 0
     rows = list(found.only("id", "task_id", "reward", "status", "eval_id", "generation_id")[begin : begin + PER_PAGE])
     opened = request.GET.get("rollout", "")
     at = next((index for index, row in enumerate(rows) if row.pk == opened), 0)
@@ -148,10 +149,6 @@ def breakdown_of(one: EvalRow | None) -> list[tuple[str, str, str]]:
                     (str(key), str(value), score_text(score.get("value"), score.get("low"), score.get("high")))
                 )
     return found[:40]
-
-
-def _place(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 @auth.page

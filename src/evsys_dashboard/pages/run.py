@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from evsys_dashboard import auth
 from evsys_dashboard.api.read import find_run
 from evsys_dashboard.changes import current_cursor
-from evsys_dashboard.curves import SYSTEM, metric_names, scores_of_runs
+from evsys_dashboard.curves import SYSTEM, first_curves_url, metric_names, scores_of_runs
 from evsys_dashboard.follow import ensure_loaded
 from evsys_dashboard.models import EvalRow, GenerationRow
 from evsys_dashboard.pages.experiment import yaml_text
@@ -60,15 +60,16 @@ def eval_lines(rows: Sequence[EvalRow]) -> list[EvalLine]:
         scores = one.scores or [{"metric": key, "value": value} for key, value in (one.metrics or {}).items()]
         told = []
         for score in scores:
-            n_tasks, n_rollouts = score.get("n_tasks") or 0, score.get("n_rollouts") or 0
-            text = score_text(
-                score.get("value"),
-                score.get("low"),
-                score.get("high"),
-                counts=[count(n_tasks, "task")] if n_tasks else [],
-                n_errors=score.get("n_errors") or 0,
-                n_rollouts=n_rollouts,
+            value, low, high = (
+                number if isinstance(number := score.get(key), int | float) and math.isfinite(number) else None
+                for key in ("value", "low", "high")
             )
+            text = str(score.get("value"))  # NaN is a word, and a client may have sent anything as a metric
+            if value is not None:
+                n_tasks = score.get("n_tasks") or 0
+                counts = [count(n_tasks, "task")] if n_tasks else []
+                n_errors, n_rollouts = score.get("n_errors") or 0, score.get("n_rollouts") or 0
+                text = score_text(value, low, high, counts=counts, n_errors=n_errors, n_rollouts=n_rollouts)
             told.append((str(score.get("metric")), text))
         stage = f", stage {one.stage}" if one.stage else ""
         lines.append(EvalLine(row=one, label=suite_label(one.split, one.name), when=f"{when}{stage}", scores=told))
@@ -107,6 +108,8 @@ def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse
     scored = scores_of_runs([run.pk]).get(run.pk)
     curves = [name for name in names if not scored or name not in scored.by_key]  # those are drawn or listed above
     stopped = record.stopped_at if record else None
+    first_metrics = [name for name in curves if name not in system][:FIRST_CURVES]
+    curves_url = f"/api/v1/projects/{quote(project.pk, safe='')}/runs/{quote(run.pk, safe='')}/curves"
     context: dict[str, Any] = {
         "project": project,
         "section": "lab",
@@ -116,9 +119,10 @@ def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse
         "evals": eval_lines(list(run.evals.all())),
         "plots": plots,
         "metrics": names,
-        "first_metrics": [name for name in curves if name not in system][:FIRST_CURVES],
+        "first_metrics": first_metrics,
         "system": system,
-        "curves_url": f"/api/v1/projects/{quote(project.pk, safe='')}/runs/{quote(run.pk, safe='')}/curves",
+        "curves_url": curves_url,
+        "first_curves": first_curves_url(curves_url, first_metrics),
         "settings_yaml": yaml_text(settings)
         if (settings := run.run_config or (record.hparams if record else {}))
         else "",

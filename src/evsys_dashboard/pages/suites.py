@@ -187,7 +187,10 @@ def suite_page(request: HttpRequest, project: str, suite: str) -> HttpResponse:
         "section": f"{one.kind}s",
         "suite": one,
         "is_test": one.split == "test",
-        "lineage": [(str(key), _text(value)) for key, value in list(lineage.items())[:30]],
+        "lineage": [
+            (str(key), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            for key, value in list(lineage.items())[:30]
+        ],
         "users": usage.users_of(one),
         "is_cut": usage.is_cut,
         "looked_through": LOOKED_THROUGH,
@@ -211,10 +214,6 @@ def _shown(row: SuiteRow) -> ShownRow:
         except (ValueError, RecursionError):
             text = row.text
     return ShownRow(number=row.number, text=text[:LONGEST_ROW], n_more=max(0, len(text) - LONGEST_ROW))
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 urlpatterns: list[URLPattern] = [
