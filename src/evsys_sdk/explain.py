@@ -15,6 +15,7 @@ import re
 import textwrap
 import types
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -57,6 +58,7 @@ def show_path(path: KeyPath) -> str:
     return text
 
 
+@lru_cache(maxsize=4096)
 def split_path(text: str) -> KeyPath:
     """`runs[0].data` or `runs.0.data` -> `("runs", 0, "data")`."""
     parts = [part for part in re.split(r"\.|\[([0-9]+)\]", text) if part]

@@ -15,6 +15,16 @@ from evsys_sdk.config.reading import Tracked
 JsonDict = dict[str, Any]
 
 
+def tunable(
+    low: float | None = None, high: float | None = None, *, log: bool = False, when: JsonDict | None = None
+) -> JsonDict:
+    """Says in a field's schema (`json_schema_extra`) that research may change it: numbers from `low` to `high`, which
+    is where good values lie and narrower than what is legal; switches and choices without. `log`: the range spans
+    decades. `when`: only while other settings of the block have these values, because it is not read otherwise."""
+    bounds = {} if low is None else {"low": low, "high": high, "log": log}
+    return {"tunable": bounds | ({"when": when} if when else {})}
+
+
 class Strict(BaseModel):
     """A config model: unknown keys are refused."""
 
