@@ -27,6 +27,7 @@ VERBS = {
     "new-experiment": ("scaffold.new_experiment", "write the next experiment, also as a copy of another one"),
     "validate": ("run.validate", "check a config"),
     "run": ("run.run", "run an experiment"),
+    "research": ("research.research", "propose, run, judge and go again until a goal, a budget or a plateau"),
     "status": ("control.status", "is it running, how far is it, is it stuck"),
     "logs": ("control.logs", "what the process of an experiment wrote"),
     "follow": ("control.follow", "what has happened to an experiment since a cursor"),

@@ -91,6 +91,8 @@ class RunOptions:
     """Where the experiment was launched with other settings, run these as a child of it."""
     strict: bool = False
     """Settings that nothing reads are an error."""
+    pause_at: int | None = None
+    """Stop every run after this step, with status `pruned`; without it, the same experiment resumes them exactly."""
     watchers: Sequence[Any] = ()
     """Callbacks of the caller's own, such as the terminal's progress display."""
     launched: Callable[[ExperimentConfig, Path], object] = note_launch
@@ -304,6 +306,7 @@ class Experiment:
                 budget=launch.budget,
                 contents=contents_for(run, launch.facts),
                 ignored=self.ignored,
+                pause_at=options.pause_at,
             )
             for run in runs
         ]

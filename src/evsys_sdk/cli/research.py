@@ -1,0 +1,99 @@
+"""`evsys research`: propose, run, judge and go again until a goal, a budget or a plateau."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from evsys_sdk.cli.options import json_option, override_option, parse_params, quiet_option, verb
+from evsys_sdk.cli.output import print_json, print_text, prints_to_stderr
+from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
+
+if TYPE_CHECKING:
+    from evsys_sdk.config.research import ResearchBudget
+    from evsys_sdk.data_types import JsonObject
+    from evsys_sdk.research.driver import Approval
+    from evsys_sdk.research.state import Proposal
+
+
+@verb("research", epilog="Exit codes: 0 it came to an end, 1 the config was refused, 2 it was stopped before.")
+@click.argument("path", help="the YAML file, with one run and a success metric")
+@click.option("--goal", metavar="GOAL", help="end when this is reached, as 'val.pass@1 >= 0.8'")
+@click.option("--budget", metavar="LIMITS", help="end when this is spent: trials=12,steps=,tokens=,seconds=,usd=")
+@click.option("--approve", is_flag=True, help="ask before each launch: y, n and a reason, or q")
+@click.option("--fresh", is_flag=True, help="start over; what there is is set aside")
+@override_option
+@quiet_option
+@json_option
+def research(
+    path: str, goal: str | None, budget: str | None, approve: bool, fresh: bool, overrides: tuple[str, ...],
+    quiet: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Research from a config: each round is an experiment with a candidate beside the best so far, kept only where the
+    verdict says better. The same command resumes it after an interruption."""
+    from evsys_sdk.research.launch import ResearchOptions, run_research
+
+    def say(text: str) -> None:
+        if not quiet:
+            print_text(text, stream=sys.stderr)
+
+    options = ResearchOptions(
+        goal=goal,
+        budget=_parse_budget(budget) if budget is not None else None,
+        fresh=fresh,
+        approve=ask_person if approve else None,
+        overrides=overrides,
+        say=say,
+    )
+    with prints_to_stderr():
+        report = run_research(path, options)
+    if as_json:
+        print_json(report.plain())
+    else:
+        for line in report.lines:
+            print_text(line)
+    is_over = report.result.reason not in ("stopped", "person")
+    return EXIT_OK if is_over else EXIT_RUN_FAILED
+
+
+def _parse_budget(text: str) -> ResearchBudget:
+    """`trials=12,seconds=3600`."""
+    from pydantic import ValidationError
+
+    from evsys_sdk.config.research import ResearchBudget
+    from evsys_sdk.errors import EvsysError
+
+    given = parse_params([part.strip() for part in text.split(",")], flag="--budget", example="trials=12,seconds=3600")
+    try:
+        return ResearchBudget.model_validate(given)
+    except ValidationError as exc:
+        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in exc.errors())
+        raise EvsysError(f"--budget {text}: {told}") from None
+
+
+def ask_person(trial: int, proposal: Proposal, incumbent: JsonObject) -> Approval:
+    """One line from stdin; the end of the input means quit."""
+    from evsys_sdk.config.sweep import get_dotted
+    from evsys_sdk.explain import split_path
+    from evsys_sdk.research.driver import Approval
+
+    print(f"\ntrial {trial}: {proposal.claim}", file=sys.stderr)
+    for path, value in proposal.changes.items():
+        try:
+            before = json.dumps(get_dotted(incumbent, split_path(path)))
+        except KeyError:
+            before = "(not set)"
+        print(f"  {path}: {before} -> {json.dumps(value)}", file=sys.stderr)
+    while True:
+        print("launch? [y / n REASON / q] ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        word, _, why = line.strip().partition(" ")
+        if not line or word.lower() in ("q", "quit"):
+            return Approval(word="quit")
+        if word.lower() in ("y", "yes"):
+            return Approval(word="yes")
+        if word.lower() in ("n", "no"):
+            return Approval(word="no", why=why.strip())
