@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from evsys_sdk.data_types import JsonObject
+from evsys_sdk.research.recipes import list_of
 from evsys_sdk.research.settings import Block, Setting
-from evsys_sdk.research.space import Space, list_of
+from evsys_sdk.research.space import Space
 
 CONDITIONAL = ("kinds", "lists", "nested", "forest")
 NUMERIC = ("ridge", "wide", "ripples", "plateau")

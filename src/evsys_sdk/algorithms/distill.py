@@ -10,7 +10,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams
-from evsys_sdk.config.base import Params
+from evsys_sdk.config.base import Params, tunable
 from evsys_sdk.errors import BackendError
 from evsys_sdk.protocols import RunContext
 from evsys_sdk.registry import register_algorithm
@@ -44,9 +44,9 @@ class Distill(OnPolicyAlgorithm):
     class Config(OnPolicyParams):
         teacher: TeacherParams
         """The model that teaches."""
-        num_samples: int = Field(default=4, ge=1)
+        num_samples: int = Field(default=4, ge=1, json_schema_extra=tunable(1, 16, log=True))
         """Rollouts per prompt and step."""
-        centre: bool = True
+        centre: bool = Field(default=True, json_schema_extra=tunable())
         """Compare each token's gap to the teacher with the batch's mean gap: the same on average, with less noise."""
 
     cfg: Config

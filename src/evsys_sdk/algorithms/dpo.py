@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
+from evsys_sdk.config.base import tunable
 from evsys_sdk.data_types import TEXT_ROLE, ChatMessagesRow, from_dict
 from evsys_sdk.errors import DataError, need, shorten
 from evsys_sdk.logs import get_logger
@@ -150,9 +151,9 @@ class DPO(BaseAlgorithm):
     """Learns from pairs of answers of which one is better."""
 
     class Config(LoopParams):
-        beta: float = Field(default=0.1, gt=0)
+        beta: float = Field(default=0.1, gt=0, json_schema_extra=tunable(0.01, 1.0, log=True))
         """How closely the model is held to its start: the smaller, the further it may go."""
-        label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+        label_smoothing: float = Field(default=0.0, ge=0, lt=0.5, json_schema_extra=tunable(0.0, 0.4))
         """The share of pairs that may be labelled the wrong way round."""
         max_length: int = Field(default=2048, ge=2)
         """Tokens of prompt and answer; longer pairs are left out, counted and named."""

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from evsys_sdk.algorithms.trl_loop import TrlAlgorithm, TrlParams, trl_settings
 from evsys_sdk.concurrency import run_async
+from evsys_sdk.config.base import tunable
 from evsys_sdk.constants import VERIFIER_SECONDS
 from evsys_sdk.data_types import InProcessVerifier, JsonObject
 from evsys_sdk.errors import FOREIGN, BackendError, Cancelled, DataError, need
@@ -29,13 +30,13 @@ class LocalRL(TrlAlgorithm):
     """Policy gradient on groups of completions with verified rewards, by TRL's GRPOTrainer on the local model."""
 
     class Config(TrlParams):
-        num_samples: int = Field(default=8, ge=2)
+        num_samples: int = Field(default=8, ge=2, json_schema_extra=tunable(2, 32, log=True))
         """Completions per task and step: the group. `batch_size` counts tasks."""
         max_tokens: int = Field(default=256, ge=1)
         """Tokens per answer."""
-        temperature: float = Field(default=1.0, gt=0)
+        temperature: float = Field(default=1.0, gt=0, json_schema_extra=tunable(0.5, 1.5))
         """Of the sampling."""
-        kl_coef: float = Field(default=0.0, ge=0)
+        kl_coef: float = Field(default=0.0, ge=0, json_schema_extra=tunable(1e-4, 1.0, log=True))
         """Price of drifting from the weights that this run, or stage, started with (TRL's `beta`)."""
 
     cfg: Config

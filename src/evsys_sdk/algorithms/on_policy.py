@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
-from evsys_sdk.config.base import JsonDict
+from evsys_sdk.config.base import JsonDict, tunable
 from evsys_sdk.config.metadata import EnvironmentChoice
 from evsys_sdk.errors import BackendError
 from evsys_sdk.logs import get_logger
@@ -101,13 +101,13 @@ class OnPolicyParams(LoopParams):
 
     not_scored = frozenset(["n_concurrent", "max_attempts", "log_rollouts"])
 
-    num_samples: int = Field(default=8, ge=1)
+    num_samples: int = Field(default=8, ge=1, json_schema_extra=tunable(2, 32, log=True))
     """Rollouts per task and step."""
     max_tokens: int = Field(default=256, ge=1)
     """Tokens per answer."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, json_schema_extra=tunable(0.5, 1.5))
     """Of the rollouts. Logprobs are the model's own, so anything but 1 makes the data slightly off-policy."""
-    async_steps: int = Field(default=0, ge=0)
+    async_steps: int = Field(default=0, ge=0, json_schema_extra=tunable(0, 4))
     """How many steps old the weights may be that make the rollouts; above 0, rolling out and training overlap."""
     agent_import_path: str | None = None
     """The agent that the model works in: a registered name, or where a harbor BaseAgent is (my_project.agents.ToolUse).

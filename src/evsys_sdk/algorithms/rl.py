@@ -9,6 +9,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams
+from evsys_sdk.config.base import tunable
 from evsys_sdk.errors import BackendError
 from evsys_sdk.protocols import RunContext, Turn
 from evsys_sdk.registry import register_algorithm
@@ -37,20 +38,20 @@ class RL(OnPolicyAlgorithm):
     """Policy gradient on groups of rollouts with verified rewards."""
 
     class Config(OnPolicyParams):
-        loss: PolicyLoss = "importance_sampling"
+        loss: PolicyLoss = Field(default="importance_sampling", json_schema_extra=tunable())
         """The policy loss."""
         loss_fn_config: dict[str, float] | None = None
         """Settings of the loss: `clip_low_threshold` and `clip_high_threshold` of ppo and cispo, bounds of the
         ratio."""
-        advantage: AdvantageName = "centred"
+        advantage: AdvantageName = Field(default="centred", json_schema_extra=tunable())
         """How a rollout compares with its group: reward minus mean; grpo also divides by the deviation; rloo compares
         with the others only; dr_grpo is centred with `loss_normalisation: constant`."""
-        loss_normalisation: Normalisation | None = None
+        loss_normalisation: Normalisation | None = Field(default=None, json_schema_extra=tunable())
         """What counts the same: every token, every rollout (`sequence`), or `constant`. By default as in the
         advantage's own paper: sequence for grpo, constant for dr_grpo, token otherwise."""
-        kl_coef: float = Field(default=0.0, ge=0)
+        kl_coef: float = Field(default=0.0, ge=0, json_schema_extra=tunable(1e-4, 1.0, log=True))
         """Price of drifting from the weights that this run, or stage, started with."""
-        drop_constant_reward: bool = True
+        drop_constant_reward: bool = Field(default=True, json_schema_extra=tunable())
         """Leave out groups whose rewards are all the same."""
 
         @model_validator(mode="after")

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from pydantic import Field, field_validator
 
 from evsys_sdk.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyParams, by_task
-from evsys_sdk.config.base import JsonDict
+from evsys_sdk.config.base import JsonDict, tunable
 from evsys_sdk.data_types import content_text
 from evsys_sdk.errors import DataError
 from evsys_sdk.logs import get_logger
@@ -36,22 +36,24 @@ class SDFT(OnPolicyAlgorithm):
     """Distils what the model can do with a demonstration into what it does without one."""
 
     class Config(OnPolicyParams):
-        teacher: Literal["start", "base", "ema"] = "start"
+        teacher: Literal["start", "base", "ema"] = Field(default="start", json_schema_extra=tunable())
         """The weights this run or stage starts with, the untrained model, or a moving average of the student."""
-        ema_decay: float = Field(default=0.99, gt=0, lt=1)
+        ema_decay: float = Field(
+            default=0.99, gt=0, lt=1, json_schema_extra=tunable(0.9, 0.999, when={"teacher": "ema"})
+        )
         """With `teacher: ema`: the part of itself that the teacher keeps at each step."""
-        kl: Literal["forward", "reverse"] = "forward"
+        kl: Literal["forward", "reverse"] = Field(default="forward", json_schema_extra=tunable())
         """forward: cross-entropy with the teacher's `top_k` tokens; reverse: its logprobs of the student's own
         tokens."""
-        top_k: int = Field(default=20, ge=1)
+        top_k: int = Field(default=20, ge=1, json_schema_extra=tunable(1, 100, log=True, when={"kl": "forward"}))
         """How many of the likeliest tokens of the teacher are compared."""
-        skip_first_n_tokens: int = Field(default=0, ge=0)
+        skip_first_n_tokens: int = Field(default=0, ge=0, json_schema_extra=tunable(0, 8))
         """Do not learn the first tokens of an answer: a teacher who was shown one may open with a remark on it."""
         demonstration_template: str = (
             "{question}\n\nThis is how somebody answered it well:\n{demonstration}\n\nNow answer it yourself."
         )
         """What the teacher is asked in the place of the question."""
-        num_samples: int = Field(default=1, ge=1)
+        num_samples: int = Field(default=1, ge=1, json_schema_extra=tunable(1, 8, log=True))
         """Rollouts per prompt and step."""
         max_length: int = Field(default=2048, ge=2)
         """Tokens of the teacher's prompt, demonstration included, and an answer of `max_tokens`; rows that need more,

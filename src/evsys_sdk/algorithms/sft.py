@@ -9,6 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from evsys_sdk.algorithms.base import BaseAlgorithm, LoopParams
+from evsys_sdk.config.base import tunable
 from evsys_sdk.protocols import Row, RunContext
 from evsys_sdk.registry import register_algorithm
 from evsys_sdk.training.batch import RowOrder, TrainingBatch, packs
@@ -20,7 +21,7 @@ from evsys_sdk.training_api import Capabilities, TrainingService
 class ChatParams(LoopParams):
     """Settings of every algorithm that imitates chats."""
 
-    train_on: TrainOn = "all"
+    train_on: TrainOn = Field(default="all", json_schema_extra=tunable())
     """Learn from every assistant turn of a row, or from its last one."""
     max_length: int = Field(default=2048, ge=2)
     """Tokens per row."""
@@ -33,7 +34,7 @@ class SFT(BaseAlgorithm):
     """Cross-entropy on what the assistant wrote."""
 
     class Config(ChatParams):
-        packing: bool = False
+        packing: bool = Field(default=False, json_schema_extra=tunable())
         """Let `batch_size` count packs of up to `max_length` tokens instead of rows: short rows share a pack, and steps
         are of even size. Rows never see each other."""
 

@@ -25,7 +25,7 @@ from evsys_sdk.backends.chat_tokenizer import ChatTokenizer
 from evsys_sdk.backends.tinker_clients import TinkerSamplingClient, TinkerTrainingClient
 from evsys_sdk.backends.tinker_watch import Watch, as_our_error, is_transient, pause_seconds
 from evsys_sdk.concurrency import POLL_SECONDS, check_stop, is_stop_requested, pause_before_retry
-from evsys_sdk.config.base import Params
+from evsys_sdk.config.base import Params, tunable
 from evsys_sdk.errors import BackendError, BackendUnavailable, EvsysAuthError, EvsysError, need, not_known
 from evsys_sdk.redaction import add_secrets
 from evsys_sdk.registry import register_backend
@@ -63,7 +63,7 @@ class TinkerBackend:
         The client itself stops sending after 300."""
         connect_attempts: int | None = Field(default=None, ge=1)
         """Tries to reach the server at the start; by default as many as fit into `timeout_seconds`."""
-        train_unembed: bool = False
+        train_unembed: bool = Field(default=False, json_schema_extra=tunable())
         """Adapt the output layer too. The local backend does not, and the same config should learn the same."""
         lacks: list[Lack] = Field(default_factory=list)
         """What this server cannot do, as `evsys backend check` finds; recipes that need it are refused at once."""

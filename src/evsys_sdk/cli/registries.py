@@ -139,7 +139,7 @@ def schema_rows(
         path = f"{prefix}{name}"
         default = "required" if name in required else _short(field["default"]) if "default" in field else ""
         text = " ".join(str(field.get("description") or "").split())
-        yield [path, _type(field), default, text]
+        yield [path, _type(field), default, f"{text} {_tunable(field)}".strip()]
         for suffix, ref in _nested_models(field):
             if ref in parts and ref not in within:  # a model may hold itself
                 yield from schema_rows(parts[ref], parts, f"{path}{suffix}.", (*within, ref))
@@ -170,6 +170,14 @@ def _type(field: dict[str, Any]) -> str:
         kind = f"list of {_type(field['items'])}"
     bounds = " and ".join(f"{sign} {field[key]:g}" for key, sign in BOUNDS.items() if key in field)
     return f"{kind} {bounds}" if bounds else kind
+
+
+def _tunable(field: dict[str, Any]) -> str:
+    """Between which bounds research may change the setting; nothing where it may not."""
+    hint = field.get("tunable")
+    if hint is None or "low" not in hint:
+        return "" if hint is None else "[tunable]"
+    return f"[tunable: {hint['low']:g} to {hint['high']:g}{', log' if hint['log'] else ''}]"
 
 
 def _short(value: Any) -> str:

@@ -11,9 +11,10 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from evsys_sdk.config.sweep import get_dotted
 from evsys_sdk.config.base import JsonDict
+from evsys_sdk.config.sweep import get_dotted
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.explain import split_path
 
@@ -71,6 +72,8 @@ class Block:
     """What it needs to be complete."""
     settings: tuple[Setting, ...] = ()
     """What may be changed, by its path below `params`."""
+    names: frozenset[str] = frozenset()
+    """All of its params, of which a new kind takes over what it shares with the old one."""
 
 
 def settings_of_schema(schema: JsonDict) -> tuple[Setting, ...]:
@@ -94,11 +97,12 @@ def _setting_of_field(name: str, about: JsonDict, defaults: JsonDict) -> Setting
 def _types_and_values(about: JsonDict) -> tuple[set[str], list[object]]:
     """The types that a field may have, and the values where they are few."""
     types: set[str] = set()
-    values: list[object] = []
+    values: list[Any] = []
     for option in about.get("anyOf", [about]):
         types.add(str(option.get("type")))
         values += option.get("enum", [option["const"]] if "const" in option else [])
-        values += {"boolean": [False, True], "null": [None]}.get(str(option.get("type")), [])
+        named: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+        values += named.get(str(option.get("type")), [])
     return types, values
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from evsys_sdk.config.base import JsonDict, Params
+from evsys_sdk.config.base import JsonDict, Params, tunable
 from evsys_sdk.registry import better_direction
 from evsys_sdk.score_names import names_split
 from evsys_sdk.training.batch import ScheduleName, learning_rate, warmup_length
@@ -61,33 +61,37 @@ class LoopParams(Params):
 
     not_scored = frozenset(["save_every", "save_at_fractions"])
 
-    learning_rate: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(
+        default=1e-4, gt=0, allow_inf_nan=False, json_schema_extra=tunable(1e-6, 1e-2, log=True)
+    )
     """Of the optimiser, at its highest."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, json_schema_extra=tunable(0.8, 0.99))
     """AdamW's decay of the running mean of gradients."""
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1, json_schema_extra=tunable(0.9, 0.999))
     """AdamW's decay of the running mean of squared gradients."""
-    adam_eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    adam_eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False, json_schema_extra=tunable(1e-10, 1e-6, log=True))
     """What AdamW adds to the root of the squares before it divides by it."""
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False, json_schema_extra=tunable(0.0, 0.3))
     """AdamW's decoupled weight decay: each step takes learning_rate * weight_decay of every trained weight away."""
-    num_epochs: int = Field(default=1, ge=1)
+    num_epochs: int = Field(default=1, ge=1, json_schema_extra=tunable(1, 8, log=True, when={"max_steps": None}))
     """Passes over the rows."""
     max_steps: int | None = Field(default=None, ge=1)
     """The number of steps, however many epochs that takes; wins over `num_epochs`."""
-    batch_size: int = Field(default=8, ge=1)
+    batch_size: int = Field(default=8, ge=1, json_schema_extra=tunable(1, 64, log=True))
     """Rows per forward/backward call."""
-    grad_accumulation: int = Field(default=1, ge=1)
+    grad_accumulation: int = Field(default=1, ge=1, json_schema_extra=tunable(1, 8, log=True))
     """Calls per optimiser step, which so learns from batch_size * grad_accumulation rows."""
-    max_grad_norm: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_grad_norm: float = Field(default=0.0, ge=0, allow_inf_nan=False, json_schema_extra=tunable(0.1, 10.0, log=True))
     """Gradients with a larger norm are scaled down to it; 0 turns clipping off."""
-    lr_schedule: ScheduleName = "constant"
+    lr_schedule: ScheduleName = Field(default="constant", json_schema_extra=tunable())
     """How the learning rate falls after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps in which the learning rate rises from 0."""
-    warmup_fraction: float = Field(default=0.0, ge=0, le=1)
+    warmup_fraction: float = Field(
+        default=0.0, ge=0, le=1, json_schema_extra=tunable(0.0, 0.3, when={"warmup_steps": 0})
+    )
     """Instead of `warmup_steps`: this part of all steps."""
-    lora_rank: int = Field(default=8, ge=0)
+    lora_rank: int = Field(default=8, ge=0, json_schema_extra=tunable(1, 64, log=True))
     """0 trains all weights."""
     save_every: int | None = Field(default=None, ge=1)
     """Keep weights and optimiser every so many steps; an interrupted run resumes from the last ones kept."""

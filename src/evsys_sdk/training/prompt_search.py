@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from evsys_sdk import registry
 from evsys_sdk.concurrency import run_async
-from evsys_sdk.config.base import InferenceSpec, KindSpec, Params, VerifierSpec
+from evsys_sdk.config.base import InferenceSpec, KindSpec, Params, VerifierSpec, tunable
 from evsys_sdk.config.schema import DataConfig
 from evsys_sdk.data_types import (
     HarborTask,
@@ -89,12 +89,12 @@ class PromptSearchParams(Params):
     """Prompts, the seed among them, that are scored again on new samples at the end; the best of these wins."""
     finalist_samples: int = Field(default=2, ge=1)
     """Answers per validation row and finalist; they come on top of `max_metric_calls`."""
-    minibatch_size: int = Field(default=3, ge=1)
+    minibatch_size: int = Field(default=3, ge=1, json_schema_extra=tunable(1, 8))
     """Rows that the reflecting model sees at a time."""
     num_samples: int = Field(default=1, ge=1)
     """Answers per row. From 2 on, a changed prompt must beat its parent by more than the answers of one row
     scatter (`acceptance_z`)."""
-    acceptance_z: float = Field(default=1.0, ge=0)
+    acceptance_z: float = Field(default=1.0, ge=0, json_schema_extra=tunable(0.0, 3.0))
     """With `num_samples` from 2 on: standard errors by which a changed prompt must beat its parent."""
     val_data: DataConfig | None = None
     """Rows that rank the prompts; by default a part of the training rows (`val_fraction`)."""
@@ -111,7 +111,7 @@ class PromptSearchParams(Params):
     """Of the answers."""
     reflection_tokens: int = Field(default=1024, ge=16)
     """Tokens of a rewritten prompt."""
-    reflection_temperature: float = Field(default=1.0, ge=0)
+    reflection_temperature: float = Field(default=1.0, ge=0, json_schema_extra=tunable(0.0, 1.5))
     """Of a rewritten prompt."""
     feedback_chars: int = Field(default=2000, ge=100)
     """Characters of one row's question, answer and feedback that the reflecting model sees; the middle is cut."""

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from evsys_sdk.config.base import Name, Params
+from evsys_sdk.config.base import Name, Params, tunable
 from evsys_sdk.data.columns import fingerprint, require
 from evsys_sdk.data.transforms.base import BuiltIn, Change, RowByRow
 from evsys_sdk.errors import DataError, not_known
@@ -44,7 +44,7 @@ class Sample(BuiltIn):
     class Config(Params):
         n: int | None = Field(default=None, ge=1)
         """Asking for more rows than there are is an error."""
-        fraction: float | None = Field(default=None, gt=0, le=1)
+        fraction: float | None = Field(default=None, gt=0, le=1, json_schema_extra=tunable(0.1, 1.0, when={"n": None}))
         """The part of the rows that stays."""
         seed: int = 0
         """Of the draw."""
