@@ -324,7 +324,14 @@ class Research:
                 return self._settle(replace(trial, status="failed", why=why), found)
             trial = replace(_with_score(trial, found.candidate), effect=self._effect(found))
             most = max(self.spec.max_repeats, self.n_repeats)
-            ruling = decide(found.comparison, direction=self.direction, n_seeds=seeds, max_repeats=most)
+            ruling = decide(
+                found.comparison,
+                direction=self.direction,
+                n_seeds=seeds,
+                max_repeats=most,
+                looks=found.looks,
+                first_seeds=self.n_repeats,
+            )
             if ruling.word != "repeat":
                 decision: Decision = ruling.word
                 return self._settle(replace(trial, decision=decision, why=ruling.why), found)
