@@ -217,7 +217,8 @@ class ResolvedExperiment:
 
 
 def look_up(ref: str, history: History) -> ResolvedExperiment:
-    """By path of its record, journal or folder; by name; or by the only name that begins so."""
+    """By path of its record, journal or folder; by name; by the only name that begins so; or by its slug, the name
+    without the date (`evsys new-experiment <slug>`)."""
     names = newest_by_name(history.entries)
     # A folder may be called like an experiment: the name wins, and `./name` means the folder.
     begins = bool(ref) and any(name.startswith(ref) for name in names)
@@ -237,8 +238,12 @@ def look_up(ref: str, history: History) -> ResolvedExperiment:
 
 def _only_prefix(ref: str, names: dict[str, ExperimentEntry]) -> str:
     begin = [name for name in names if name.startswith(ref)] if ref else []
-    if len(begin) == 1:
-        return begin[0]
+    # Names of a project's experiments begin with a date, and people say the slug behind it.
+    meant = begin or [name for name in names if ref and re.fullmatch(r"\d{8}_" + re.escape(ref), name)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant and not begin:
+        raise EvsysError(f"{ref!r} is the slug of {len(meant)} experiments: {_list_names(meant)}; say which")
     if begin:
         raise EvsysError(f"{ref!r} is the beginning of {len(begin)} experiments: {_list_names(begin)}; say which")
     if not names:

@@ -332,6 +332,17 @@ def test_an_experiment_is_found_by_name_beginning_and_path(outputs, monkeypatch)
     assert look_up("bet", history).entry.name == "beta", "names come before folders"
 
 
+def test_an_experiment_of_a_project_is_found_by_its_slug(outputs):
+    history = history_of(outputs, record("20261118_more_steps"), record("20261119_rank"), record("20261120_rank"))
+    assert look_up("more_steps", history).entry.name == "20261118_more_steps"
+    with pytest.raises(
+        EvsysError, match="'rank' is the slug of 2 experiments: 20261119_rank, 20261120_rank; say which"
+    ):
+        look_up("rank", history)
+    with pytest.raises(EvsysError, match="closest: 20261118_more_steps"):
+        look_up("steps", history)
+
+
 @pytest.mark.parametrize(
     ("ref", "told"),
     [
