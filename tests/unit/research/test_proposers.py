@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -76,7 +77,7 @@ def scripted_client(monkeypatch):
     asked = []
 
     class Client(AskingClient):
-        answers: list[str] = []
+        answers: ClassVar[list[str]] = []
 
         async def _ask(self, question):
             asked.append(question.messages)
