@@ -125,7 +125,9 @@ def _explicit(
     axes = {normal_path(path): axis for path, axis in space.items()}
     names = {place: [str(kind) for kind in axis] for place, _ in places
              if isinstance(axis := axes.get(f"{place}.kind"), list)}  # fmt: skip
-    kinds = {place: {kind: [] for kind in names.get(place, [block.kind])} for place, block in places}
+    kinds: dict[str, dict[str, list[Setting]]] = {
+        place: {kind: [] for kind in names.get(place, [block.kind])} for place, block in places
+    }
     schemas = {kind: _schema(kind) for known in kinds.values() for kind in known}
     for path, axis in axes.items():
         place, below = next(
@@ -242,7 +244,7 @@ def _algorithm_block(kind: str) -> Block | None:
         schema = registry.algorithms.schema(kind)
     except FOREIGN:  # a project's class whose Config has no JSON schema
         return None
-    return Block(kind=kind, settings=settings_of_schema(schema), names=frozenset(schema.get("properties", {})))
+    return Block(kind=kind, settings=settings_of_schema(schema), names=frozenset(_schema(kind)))
 
 
 def _items(place: str, recipe: JsonObject, check: Callable[[JsonObject], list[Problem]]) -> dict[str, Block]:

@@ -46,6 +46,16 @@ class Space:
     problems: Callable[[JsonObject], list[Problem]] = lambda recipe: []
     """What is wrong with a recipe as a file."""
 
+    def __post_init__(self) -> None:
+        kinds = {
+            place: {str(kind): known[str(kind)]} if self.is_fixed(f"{place}.kind") and kind in known else known
+            for place, known in self.kinds.items()
+            for kind in [block_of(self.base, place).get("kind")]
+        }
+        object.__setattr__(self, "kinds", kinds)
+        lists = {place: items for place, items in self.lists.items() if items and not self.is_fixed(place)}
+        object.__setattr__(self, "lists", lists)
+
     @classmethod
     def of(cls, recipe: JsonObject, spec: ResearchSpec, config: ExperimentConfig) -> Space:
         """The space that the `research` block asks for. ConfigError with every mistake in it."""

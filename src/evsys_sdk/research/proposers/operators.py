@@ -49,7 +49,7 @@ Operator = Callable[[Breeding], list[Sketch]]
 
 
 def numeric(breeding: Breeding) -> list[Sketch]:
-    """Other numbers for an elite: for the two best, and for one of another cell, whose numbers may be the worse part."""
+    """Other numbers for an elite: the two best, and one more, whose numbers may be what holds it back."""
     best = [*breeding.elites[:2], *breeding.rng.sample(breeding.elites[2:], min(1, len(breeding.elites[2:])))]
     return [
         Sketch(parent=one.number, recipe=one.recipe, claim=f"trial {one.number} scores higher with other numbers")
