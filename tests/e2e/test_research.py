@@ -242,3 +242,34 @@ def test_kills_at_random_moments_change_no_decision(lab, seed):
 def _keys(lab) -> list[str]:
     journal: Path = lab.root / "outputs/hello_sft.research/journal.jsonl"
     return [json.loads(line)["key"] for line in journal.read_text().splitlines()]
+
+
+def test_an_ablation_says_which_of_two_changes_did_it(lab):
+    def arm(name, **params):
+        return {
+            "name": name,
+            "data": {"path": "data/train.jsonl", "transforms": [{"kind": "jsonl_to_chat", "params": {}}]},
+            "model": {"name": "m"},
+            "algorithm": {"kind": "sft", "params": {"max_steps": 6, "batch_size": 16, **params}},
+            "backend": {"kind": "mock"},
+        }
+
+    both = {"learning_rate": 0.01, "max_grad_norm": 0.9}
+    path = lab.config(
+        run=None, runs=[arm("base", learning_rate=1e-7, max_grad_norm=1.0), arm("both", **both)], n_repeats=2,
+        metadata={"success_metric": "val.pass@1", "benchmark": [entry("val"), entry("test")]}, leakage="off",
+    )  # fmt: skip
+    lab.evsys("run", path, check=True)
+    done = lab.evsys("ablate", "hello_sft", "--json", check=True)
+    told = {one["path"]: one for one in json.loads(done.stdout)["changes"]}
+    rate, norm = told["algorithm.params.learning_rate"], told["algorithm.params.max_grad_norm"]
+    assert rate["comparison"]["difference"] < -0.3 < norm["comparison"]["difference"]
+    words = {"worse": "did it", "undecided": "cannot be told apart"}
+    assert words[rate["comparison"]["verdict"]] in rate["told"] and "did it" not in norm["told"]
+    shown = json.loads(lab.evsys("show", "hello_sft", "--json", check=True).stdout)
+    assert rate["told"] in shown["conclusions"][-1]["text"]
+    ablation = json.loads(lab.evsys("show", "hello_sft-ablation", "--json", check=True).stdout)
+    reused = [run["run_id"].split("/")[1] for run in ablation["record_data"]["runs"] if run["reused_from"]]
+    assert reused == ["all__s42", "all__s43", "none__s42", "none__s43"]
+    refused = lab.evsys("ablate", "hello_sft-ablation")
+    assert refused.returncode == 1 and "nothing to take apart" in refused.stderr

@@ -28,6 +28,7 @@ VERBS = {
     "validate": ("run.validate", "check a config"),
     "run": ("run.run", "run an experiment"),
     "research": ("research.research", "propose, run, judge and go again until a goal, a budget or a plateau"),
+    "ablate": ("research.ablate", "which of several changes did it: leave-one-out arms"),
     "status": ("control.status", "is it running, how far is it, is it stuck"),
     "logs": ("control.logs", "what the process of an experiment wrote"),
     "follow": ("control.follow", "what has happened to an experiment since a cursor"),

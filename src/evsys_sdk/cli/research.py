@@ -1,4 +1,4 @@
-"""`evsys research`: propose, run, judge and go again until a goal, a budget or a plateau."""
+"""`evsys research` and `evsys ablate`: propose, run, judge and go again; which of several changes did it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evsys_sdk.cli.options import json_option, override_option, parse_params, quiet_option, verb
+from evsys_sdk.cli.options import (
+    POSITIVE,
+    HistoryPlace,
+    experiment_argument,
+    json_option,
+    override_option,
+    parse_params,
+    place_options,
+    quiet_option,
+    verb,
+)
 from evsys_sdk.cli.output import print_json, print_text, prints_to_stderr
 from evsys_sdk.constants import EXIT_OK, EXIT_RUN_FAILED
 
@@ -57,6 +67,28 @@ def research(
             print_text(line)
     is_over = report.result.reason not in ("stopped", "person")
     return EXIT_OK if is_over else EXIT_RUN_FAILED
+
+
+@verb("ablate")
+@experiment_argument()
+@click.option(
+    "--seeds", type=POSITIVE, metavar="N", help="seeds per arm (default: those of the experiment, at least 2)"
+)
+@place_options
+def ablate(experiment: str, seeds: int | None, place: HistoryPlace, as_json: bool) -> int:
+    """Run leave-one-out arms of an experiment whose best arm differs from its baseline in several settings, and say
+    which change did it. What was trained is reused; the conclusion is noted on the experiment."""
+    from evsys_sdk.research.ablation import ablate_experiment
+
+    with prints_to_stderr():
+        report = ablate_experiment(place, experiment, seeds=seeds)
+    if as_json:
+        print_json(report.plain())
+    else:
+        print(f"{report.experiment}: {len(report.changes)} changes of {report.of}")
+        for one in report.changes:
+            print_text(f"  {one.told}")
+    return EXIT_OK if report.result.completed else EXIT_RUN_FAILED
 
 
 def _parse_budget(text: str) -> ResearchBudget:

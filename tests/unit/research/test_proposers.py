@@ -8,7 +8,6 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -77,7 +76,7 @@ def scripted_client(monkeypatch):
     asked = []
 
     class Client(AskingClient):
-        answers: ClassVar[list[str]] = []
+        answers: tuple[str, ...] = ()
 
         async def _ask(self, question):
             asked.append(question.messages)
@@ -90,7 +89,10 @@ def scripted_client(monkeypatch):
 
 
 def test_an_illegal_answer_is_shown_its_problems_once_and_both_are_paid_for(scripted_client):
-    scripted_client.answers = ['{"changes": {"model.name": "x"}, "claim": "y"}', json.dumps(GOOD)]
+    scripted_client.answers = (
+        '{"changes": {"model.name": "x"}, "claim": "y"}',
+        json.dumps(GOOD),
+    )
     proposal = LlmProposer(inference={"kind": "scripted_answers"}).propose(STATE, SPACE, random.Random(0))
     assert proposal.changes == GOOD["changes"]
     assert (proposal.tokens, proposal.usd, proposal.operator) == (220, 1.0, "agent")
@@ -98,7 +100,11 @@ def test_an_illegal_answer_is_shown_its_problems_once_and_both_are_paid_for(scri
 
 
 def test_a_model_that_answers_rubbish_twice_has_proposed_nothing(scripted_client):
-    scripted_client.answers = ["no", "no", "no"]
+    scripted_client.answers = (
+        "no",
+        "no",
+        "no",
+    )
     proposal = LlmProposer(inference={"kind": "scripted_answers"}).propose(STATE, SPACE, random.Random(0))
     assert proposal.changes == {} and proposal.tokens == 220 and len(scripted_client.asked) == 2
 
