@@ -22,6 +22,9 @@ from evsys_sdk.research.settings import Block, Setting, is_read, value_in
 Point = Mapping[str, float | str]
 """A recipe as a place in the space: for each thing that can differ, a number from 0 to 1 or a word. What does not
 exist there, such as a setting of another kind, is missing."""
+HAS, ORDER = 0.6, 0.3
+"""How far apart two lists are by an item, and by the order of two items: a list with one item more is a neighbour, so
+that what is known about the other settings holds there too."""
 LONGEST_LIST = 6
 TRIES = 50
 """Children that are drawn before one that is legal is given up."""
@@ -94,9 +97,9 @@ class Space:
         for place, items in self.lists.items():
             order = [str(item.get("kind")) for item in list_of(recipe, place)]
             for kind in sorted({*items, *order}):
-                point[f"{place}:{kind}"] = float(kind in order)
+                point[f"{place}:{kind}"] = HAS * (kind in order)
             for first, second in ((a, b) for a in sorted(set(order)) for b in sorted(set(order)) if a < b):
-                point[f"{place}:{first}<{second}"] = float(order.index(first) < order.index(second))
+                point[f"{place}:{first}<{second}"] = ORDER * (order.index(first) < order.index(second))
         return point
 
     def distance(self, one: JsonObject, other: JsonObject) -> float:
