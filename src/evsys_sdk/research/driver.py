@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
@@ -24,6 +24,7 @@ from evsys_sdk.registry import Direction
 from evsys_sdk.research.decision import decide, is_behind
 from evsys_sdk.research.journal import ResearchJournal
 from evsys_sdk.research.shares import Seat, next_seat, rest_of
+from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import (
     SPENT,
     ArmMean,
@@ -116,8 +117,8 @@ class Research:
     seats: Sequence[Seat]
     metric: str
     direction: Direction
-    space: object = None
-    """A `research.space.Space`, for the proposers."""
+    space: Space | None = None
+    """What may be changed, for the proposers and for what others propose; None: what the laboratory takes."""
     journal: ResearchJournal = field(default_factory=ResearchJournal)
     n_repeats: int = 1
     """Seeds of the first look at a candidate."""
@@ -262,7 +263,8 @@ class Research:
             recipe = apply_changes(parent.recipe, proposal.changes)
         except EvsysError as exc:
             return parent.recipe, "invalid", str(exc)
-        problems = [*_touched(self.recipe, recipe), *self.laboratory.check(recipe)]
+        problems = [*self._touched(recipe), *(self.space.check(recipe) if self.space else [])]
+        problems = problems or self.laboratory.check(recipe)
         if problems:
             return recipe, "invalid", "; ".join(f"{one.path}: {one.message}" for one in problems)
         identity = self.laboratory.identity(recipe)
@@ -272,6 +274,20 @@ class Research:
             if is_tried and self.laboratory.identity(trial.recipe) == identity:
                 return recipe, "duplicate", f"trial {trial.number} was the same"
         return recipe, "completed", ""
+
+    def _touched(self, recipe: JsonObject) -> Iterator[Problem]:
+        """The settings of the driver's own that a recipe has otherwise than the config, seeds of every block
+        included."""
+        tunable = self.space.tunables(recipe) if self.space else {}
+        for key, why in DRIVERS_OWN.items():
+            # Of a backend, a space may name what is recipe and not machine, as what is trained.
+            if _without(recipe.get(key), key, tunable) != _without(self.recipe.get(key), key, tunable):
+                yield Problem(path=key, message=f"must stay as it is: {why}")
+        before = list(_seeds_in(self.recipe))
+        for path, value in _seeds_in(recipe):
+            # A block that is new may not bring a seed either: another draw is no other recipe.
+            if path != "seed" and (path, value) not in before:
+                yield Problem(path=path, message=f"must stay as it is: {DRIVERS_OWN['seed']}")
 
     def _ask_person(self, trial: Trial, incumbent: Trial) -> Trial:
         def ask() -> JsonObject:
@@ -498,16 +514,13 @@ def _add(one: TrialCost, other: TrialCost) -> TrialCost:
     )
 
 
-def _touched(first: JsonObject, recipe: JsonObject) -> Iterator[Problem]:
-    """The settings of the driver's own that a recipe has otherwise than the config, seeds of every block included."""
-    for key, why in DRIVERS_OWN.items():
-        if recipe.get(key) != first.get(key):
-            yield Problem(path=key, message=f"must stay as it is: {why}")
-    before = list(_seeds_in(first))
-    for path, value in _seeds_in(recipe):
-        # A block that is new may not bring a seed either: another draw is no other recipe.
-        if path != "seed" and (path, value) not in before:
-            yield Problem(path=path, message=f"must stay as it is: {DRIVERS_OWN['seed']}")
+def _without(value: object, place: str, paths: Collection[str]) -> object:
+    """A block without the settings at these paths, and without blocks that have nothing else."""
+    if not isinstance(value, Mapping):
+        return value
+    kept = {key: _without(inner, f"{place}.{key}", paths) for key, inner in value.items()
+            if f"{place}.{key}" not in paths}  # fmt: skip
+    return {key: inner for key, inner in kept.items() if inner != {}}
 
 
 def _seeds_in(value: object, place: str = "") -> Iterator[tuple[str, object]]:

@@ -20,7 +20,7 @@ from evsys_sdk import registry
 from evsys_sdk.checks.metrics import keys_of, why_no_score, with_judged_metrics
 from evsys_sdk.checks.preflight import deep_problems
 from evsys_sdk.config.load import load_yaml, plain
-from evsys_sdk.config.project import import_extensions
+from evsys_sdk.config.project import import_extensions, project_root, search_folders
 from evsys_sdk.config.research import ResearchBudget, ResearchSpec
 from evsys_sdk.config.schema import ExperimentConfig
 from evsys_sdk.config.sweep import directory_name
@@ -41,7 +41,9 @@ from evsys_sdk.redaction import learn_from_settings
 from evsys_sdk.research.driver import Approve, Research, ResearchResult
 from evsys_sdk.research.journal import ResearchJournal
 from evsys_sdk.research.laboratory import FINAL, TAG, Experiments
+from evsys_sdk.research.proposers.command import CommandProposer, ProjectCopy
 from evsys_sdk.research.shares import CAP, EVOLVE, Seat
+from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import Trial
 from evsys_sdk.run.plan import ExtensionFactory
 from evsys_sdk.run.stop import StopFlag, stop_on_signals
@@ -111,6 +113,8 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
         raise ConfigError(source_of(config).label, [source_of(config).located(one) for one in problems])
     success = config.metadata.success_metric
     assert success is not None and config.run is not None
+    recipe: JsonObject = {key: value for key, value in plain(config.run).items() if key != "name"}
+    space = Space.of(recipe, spec, config)
     folder = research_folder(config)
     made(folder.parent)
     with (
@@ -123,15 +127,20 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
         made(folder)
         journal = ResearchJournal.open(folder / "journal.jsonl")
         _begin_or_resume(journal, config, spec, benchmarks)
-        recipe: JsonObject = {key: value for key, value in plain(config.run).items() if key != "name"}
+        seats = seats_of(spec)
+        project = _project_copy(config, folder)
+        for seat in seats:
+            if isinstance(seat.proposer, CommandProposer):
+                seat.proposer.attach(project, stop.event.is_set)
         first_seed = config.run.seed if config.base_seed is None else config.base_seed
         research = Research(
             spec=spec,
             recipe=recipe,
             laboratory=Experiments(config=config, folder=folder, watchers=options.watchers),
-            seats=seats_of(spec),
+            seats=seats,
             metric=success.name,
             direction=success.direction,
+            space=space,
             journal=journal,
             n_repeats=config.n_repeats,
             base_seed=first_seed,
@@ -265,6 +274,14 @@ def seats_of(spec: ResearchSpec) -> list[Seat]:
         proposer = factory.build(registry.proposers, one, f"research.proposers[{index}]")
         seats.append(Seat(name=f"{one.kind}-{same + 1}" if same else one.kind, proposer=proposer, cap=cap))
     return seats
+
+
+def _project_copy(config: ExperimentConfig, folder: Path) -> ProjectCopy:
+    """What agents may see: the project without its test benchmarks and without results."""
+    source = source_of(config)
+    tests = [entry.path for entry in config.metadata.benchmark if entry.role == "test" and entry.path]
+    hidden = [place / path for path in tests for place in search_folders(source)]
+    return ProjectCopy(root=project_root(source.folder), hidden=(*hidden, folder, Path(config.output_dir).expanduser()))
 
 
 def research_context(folder: Path) -> str:
