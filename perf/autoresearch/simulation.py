@@ -48,7 +48,6 @@ class DrawnLaboratory:
     world: World
     test_reads: int = 0
     """Measured with a recipe that trains on test rows."""
-    refused_reads: int = 0
     seen: dict[int, set[tuple[int, ...]]] = field(default_factory=dict)
     """Trial -> the seeds that it was looked at with."""
     runs: int = 0
@@ -60,7 +59,6 @@ class DrawnLaboratory:
         given, known = _params(recipe), _params(self.world.start)
         problems += [Problem(path=key, message="unknown key") for key in sorted(set(given) - set(known))]
         if recipe["data"] != self.world.start["data"]:
-            self.refused_reads += TEST_ROWS in str(recipe["data"])
             problems.append(Problem(path="data.path", message="these rows are tasks of a benchmark"))
         return problems
 
@@ -241,7 +239,7 @@ def drive(
         runs=lab.runs,
         agent_launched=sum(trial.proposer == "agent" for trial in launched),
         test_reads=lab.test_reads,
-        refused_reads=lab.refused_reads,
+        refused_reads=sum(t.status == "invalid" and t.proposal.operator == "test" for t in done.state.trials),
         start=truth[0],
         truth=truth[incumbent],
         best=world.best,

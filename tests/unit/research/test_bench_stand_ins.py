@@ -73,6 +73,12 @@ def test_no_cheat_helps_and_all_but_the_boast_are_refused(hill):
     assert outcome.invalid == outcome.proposals > 0 and outcome.refused_reads > 0
 
 
+def test_a_misspelt_setting_launches_nothing(hill):
+    agent = ScriptedAgent(world=hill, invalid=1.0)
+    outcome = drive(hill, [Seat(name="agent", proposer=agent)], 0, trials=3)
+    assert outcome.launched == 0 and outcome.invalid == outcome.proposals > 0
+
+
 def test_the_bare_loop_falls_for_every_cheat(hill):
     outcome = keep_maximum(hill, CheatingAgent(world=hill, share=1.0), 0, trials=12)
     assert outcome.false_keeps == outcome.keeps > 3
