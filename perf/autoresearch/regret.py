@@ -219,7 +219,7 @@ def of_group(finishes: list[Finish], families: tuple[str, ...]) -> dict[str, Any
         "surfaces": len(ours),
         "median_regret": {name: round(value, 4) for name, value in medians.items()},
         "best_tpe": best_tpe,
-        "ratio_to_best_tpe": round(medians["evolve"] / medians[best_tpe], 3),
+        "ratio_to_best_tpe": round(medians["evolve"] / max(medians[best_tpe], 1e-9), 3),
         "better_than_best_tpe": round(sum(ours[k].regret < by[best_tpe][k].regret for k in pairs) / len(pairs), 3),
         "seeds_better_than_random": round(sum(wins) / len(wins), 3),
         "surfaces_better_than_random": round(sum(ours[k].regret < chance[k].regret for k in ours) / len(ours), 3),

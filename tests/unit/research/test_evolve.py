@@ -8,7 +8,7 @@ from collections.abc import Callable
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.research.proposers.evolve import Evolve, draw_operators, elites_of
 from evsys_sdk.research.proposers.operators import OPERATORS, Breeding
-from evsys_sdk.research.settings import Block, Setting
+from evsys_sdk.research.settings import KindBlock, Setting
 from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import Proposal, ResearchState, Trial, TrialCost, apply_changes
 
@@ -20,11 +20,11 @@ SPACE = Space(
     base={"algorithm": {"kind": "sft", "params": {}}, "data": {"transforms": []}, "seed": 1},
     kinds={
         "algorithm": {
-            "sft": Block(kind="sft", settings=(RATE, RANK, PACKING)),
-            "dpo": Block(kind="dpo", settings=(RATE, RANK, BETA)),
+            "sft": KindBlock(kind="sft", settings=(RATE, RANK, PACKING)),
+            "dpo": KindBlock(kind="dpo", settings=(RATE, RANK, BETA)),
         }
     },
-    lists={"data.transforms": {"dedupe": Block(kind="dedupe"), "balance": Block(kind="balance")}},
+    lists={"data.transforms": {"dedupe": KindBlock(kind="dedupe"), "balance": KindBlock(kind="balance")}},
     fixed=frozenset(["seed"]),
 )
 
@@ -60,13 +60,13 @@ def evolved(space: Space, score: Score, count: int) -> list[Trial]:
 
 
 def test_the_same_state_and_chance_give_the_same_proposal():
-    trials = evolved(SPACE, uphill, 14)
+    trials = evolved(SPACE, uphill, 12)
     first, second = (Evolve().propose(state_of(trials), SPACE, random.Random(5)) for _ in range(2))
     assert first == second is not None
 
 
 def test_it_climbs_to_the_best_kind_and_rate():
-    trials = evolved(SPACE, uphill, 30)
+    trials = evolved(SPACE, uphill, 25)
     best = max(trials, key=lambda one: one.score or 0.0)
     assert best.recipe["algorithm"]["kind"] == "dpo"
     assert best.score is not None and best.score > 1.099  # of 1.1
@@ -77,27 +77,27 @@ def test_fixed_settings_never_move():
         base={**SPACE.base, "algorithm": {"kind": "sft", "params": {"lora_rank": 16}}}, kinds=SPACE.kinds,
         lists=SPACE.lists, fixed=frozenset(["seed", "algorithm.params.lora_rank", "data.transforms"]),
     )  # fmt: skip
-    for one in evolved(space, uphill, 25):
+    for one in evolved(space, uphill, 16):
         assert one.recipe["algorithm"]["params"]["lora_rank"] == 16
         assert one.recipe["data"] == {"transforms": []} and one.recipe["seed"] == 1
 
 
 def test_no_trial_is_next_to_another():
-    trials = evolved(SPACE, uphill, 25)
+    trials = evolved(SPACE, uphill, 18)
     for place, one in enumerate(trials):
         assert all(SPACE.distance(one.recipe, other.recipe) >= 0.01 for other in trials[:place])
 
 
 def test_recipes_like_those_that_failed_are_left_alone():
-    """High rates would score best, and fail."""
+    """Two fifths of the rates fail; by chance 6 of the last 15 trials would."""
 
     def cliff(space: Space, recipe: JsonObject) -> float | None:
         place = float(space.point(recipe)["algorithm.params.learning_rate"])
-        return None if place > 0.6 else place
+        return None if place > 0.6 else 1.0 - (place - 0.4) ** 2
 
-    trials = evolved(SPACE, cliff, 40)
-    assert sum(one.score is None for one in trials[20:]) <= 3
-    assert max(one.score or 0.0 for one in trials) > 0.55
+    trials = evolved(SPACE, cliff, 30)
+    assert any(one.score is None for one in trials[:15])
+    assert sum(one.score is None for one in trials[15:]) <= 3
 
 
 def test_an_operator_that_improved_is_drawn_more_often():
@@ -127,8 +127,9 @@ def test_each_kind_has_an_elite_and_old_ones_age_out():
 
 
 def test_every_operator_sketches_children_of_the_space():
-    trials = evolved(SPACE, uphill, 20)
-    breeding = Breeding(space=SPACE, trials=trials, elites=elites_of(state_of(trials), SPACE), rng=random.Random(1))
+    swapped = SPACE.sample(random.Random(2), start=SPACE.base)
+    trials = [trial(0, SPACE.base, 0.2), trial(1, swapped, 0.3), trial(2, SPACE.sample(random.Random(3)), 0.1)]
+    breeding = Breeding(space=SPACE, trials=trials, elites=[trials[1], trials[0], trials[2]], rng=random.Random(1))
     for name, operator in OPERATORS.items():
         sketches = [sketch for _ in range(10) for sketch in operator(breeding)]
         assert sketches, name

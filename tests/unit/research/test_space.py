@@ -57,7 +57,7 @@ def as_file(space_name: str, recipe: JsonObject, root: Path) -> Path:
     return path
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32 - 1))
 def test_every_sampled_child_is_a_legal_file(copies, name, seed):
     child = auto(name).sample(random.Random(seed))
@@ -145,7 +145,7 @@ def test_a_fixed_setting_that_does_not_exist_is_named_with_its_place():
     assert raised.value.problems[0].path == "research.fix[0]"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_changes_lead_from_one_recipe_to_the_other(seed):
     space, rng = auto("mock"), random.Random(seed)
