@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.research.recipes import list_of
-from evsys_sdk.research.settings import Block, Setting
+from evsys_sdk.research.settings import KindBlock, Setting
 from evsys_sdk.research.space import Space
 
 CONDITIONAL = ("kinds", "lists", "nested", "forest")
@@ -59,12 +59,12 @@ OWN: Mapping[str, tuple[Setting, ...]] = {
     ),
 }
 TRANSFORMS = {
-    "dedupe": Block(kind="dedupe"),
-    "filter_length": Block(
+    "dedupe": KindBlock(kind="dedupe"),
+    "filter_length": KindBlock(
         kind="filter_length", settings=(Setting(path="max", low=10, high=10_000, log=True, default=1000),)
     ),
-    "balance": Block(kind="balance"),
-    "sample": Block(kind="sample", settings=(Setting(path="fraction", low=0.1, high=1.0, default=1.0),)),
+    "balance": KindBlock(kind="balance"),
+    "sample": KindBlock(kind="sample", settings=(Setting(path="fraction", low=0.1, high=1.0, default=1.0),)),
 }
 
 
@@ -178,7 +178,7 @@ def make_surface(family: str, seed: int) -> Surface:
     rng = random.Random(f"surface/{family}/{seed}")
     chosen = {"kinds": ["sft", "dpo", "rl"], "lists": ["sft", "dpo"], "nested": ["sft", "dpo", "sdft"],
               "forest": ["sft", "dpo", "rl", "sdft"]}.get(family, ["sft"])  # fmt: skip
-    blocks = {kind: Block(kind=kind, settings=_settings(family, kind)) for kind in chosen}
+    blocks = {kind: KindBlock(kind=kind, settings=_settings(family, kind)) for kind in chosen}
     lists = {"data.transforms": TRANSFORMS} if family in ("lists", "nested") else {}
     space = Space(
         base={

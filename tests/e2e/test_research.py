@@ -257,7 +257,7 @@ def test_an_ablation_says_which_of_two_changes_did_it(lab):
     both = {"learning_rate": 0.01, "max_grad_norm": 0.9}
     path = lab.config(
         run=None, runs=[arm("base", learning_rate=1e-7, max_grad_norm=1.0), arm("both", **both)], n_repeats=2,
-        metadata={"success_metric": "val.pass@1", "benchmark": [entry("val"), entry("test")]}, leakage="off",
+        metadata={"success_metric": "val.pass@1", "benchmark": [entry("val")]}, leakage="off",
     )  # fmt: skip
     lab.evsys("run", path, check=True)
     done = lab.evsys("ablate", "hello_sft", "--json", check=True)
@@ -271,5 +271,3 @@ def test_an_ablation_says_which_of_two_changes_did_it(lab):
     ablation = json.loads(lab.evsys("show", "hello_sft-ablation", "--json", check=True).stdout)
     reused = [run["run_id"].split("/")[1] for run in ablation["record_data"]["runs"] if run["reused_from"]]
     assert reused == ["all__s42", "all__s43", "none__s42", "none__s43"]
-    refused = lab.evsys("ablate", "hello_sft-ablation")
-    assert refused.returncode == 1 and "nothing to take apart" in refused.stderr

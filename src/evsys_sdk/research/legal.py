@@ -28,7 +28,7 @@ from evsys_sdk.eval.benchmark import BenchmarkLoader
 from evsys_sdk.explain import problems_of, show_path, split_path
 from evsys_sdk.files import to_json
 from evsys_sdk.research.recipes import list_of, with_values
-from evsys_sdk.research.settings import Block, Setting, settings_of_schema
+from evsys_sdk.research.settings import KindBlock, Setting, settings_of_schema
 
 NEVER = ("name", "seed", "eval", "tags")
 """What research never changes, whatever the block says: chance, and what scores are made of."""
@@ -50,8 +50,8 @@ class Parts:
     """What a space is made of."""
 
     settings: tuple[Setting, ...] = ()
-    kinds: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
-    lists: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
+    kinds: Mapping[str, Mapping[str, KindBlock]] = field(default_factory=dict)
+    lists: Mapping[str, Mapping[str, KindBlock]] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     free: frozenset[str] | None = None
 
@@ -148,7 +148,7 @@ def _explicit(
     _refuse(problems)
     blocks = {
         place: {
-            kind: Block(kind=kind, settings=tuple(found), names=frozenset(schemas[kind]))
+            kind: KindBlock(kind=kind, settings=tuple(found), names=frozenset(schemas[kind]))
             for kind, found in known.items()
         }
         for place, known in kinds.items()
@@ -220,12 +220,12 @@ def _of_axis(path: str, axis: list[object] | Range, default: object) -> Setting:
 
 def _kinds_at(
     place: str, now: KindSpec, recipe: JsonObject, check: Callable[[JsonObject], list[Problem]]
-) -> dict[str, Block]:
+) -> dict[str, KindBlock]:
     """The kinds of algorithm that may stand at the place: those whose defaults make a legal file here. Of a
     class and those made of it, as `sft` and `mock_sft`, one; inside a combo only the kind that is there."""
     own = _algorithm_block(now.kind)
     if own is None:
-        return {now.kind: Block(kind=now.kind)}
+        return {now.kind: KindBlock(kind=now.kind)}
     found, classes = {now.kind: own}, [registry.algorithms.get(now.kind)]
     for kind in registry.algorithms.names() if place == "algorithm" else []:
         target, block = registry.algorithms.get(kind), _algorithm_block(kind)
@@ -238,16 +238,16 @@ def _kinds_at(
     return found
 
 
-def _algorithm_block(kind: str) -> Block | None:
+def _algorithm_block(kind: str) -> KindBlock | None:
     """The kind with its tunable settings; None for one without a schema to read."""
     try:
         schema = registry.algorithms.schema(kind)
     except FOREIGN:  # a project's class whose Config has no JSON schema
         return None
-    return Block(kind=kind, settings=settings_of_schema(schema), names=frozenset(_schema(kind)))
+    return KindBlock(kind=kind, settings=settings_of_schema(schema), names=frozenset(_schema(kind)))
 
 
-def _items(place: str, recipe: JsonObject, check: Callable[[JsonObject], list[Problem]]) -> dict[str, Block]:
+def _items(place: str, recipe: JsonObject, check: Callable[[JsonObject], list[Problem]]) -> dict[str, KindBlock]:
     """The transforms that may be put in, taken out or moved: ours, as the config has them, or complete by default and
     legal at the end or the beginning of the list."""
     path = f"{place}.transforms"
@@ -263,7 +263,9 @@ def _items(place: str, recipe: JsonObject, check: Callable[[JsonObject], list[Pr
         assert isinstance(params, dict)
         tries = ([*items, item], [item, *items])
         if kind in used or any(not check(with_values(recipe, {path: one})) for one in tries):
-            found[kind] = Block(kind=kind, params=params, settings=settings_of_schema(registry.transforms.schema(kind)))
+            found[kind] = KindBlock(
+                kind=kind, params=params, settings=settings_of_schema(registry.transforms.schema(kind))
+            )
     return found
 
 

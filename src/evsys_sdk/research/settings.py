@@ -1,7 +1,7 @@
 """What may be changed in a recipe, setting by setting.
 
 In: the JSON schema of a kind, whose fields say what is `tunable`. Out: `Setting`s with a scale from 0 to 1, and the
-`Block`s that a kind or an item of a list can be.
+`KindBlock`s that a kind or an item of a list can be.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class KindBlock:
     """One kind that a `{kind, params}` of the recipe can be."""
 
     kind: str

@@ -17,7 +17,7 @@ from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import Problem
 from evsys_sdk.research.legal import FileCheck, parts_of
 from evsys_sdk.research.recipes import block_of, changes_between, list_of, value_at, with_values
-from evsys_sdk.research.settings import Block, Setting, is_read, value_in
+from evsys_sdk.research.settings import KindBlock, Setting, is_read, value_in
 
 Point = Mapping[str, float | str]
 """A recipe as a place in the space: for each thing that can differ, a number from 0 to 1 or a word. What does not
@@ -38,9 +38,9 @@ class Space:
     """The recipe that research starts from."""
     settings: tuple[Setting, ...] = ()
     """Those that belong to no kind."""
-    kinds: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
+    kinds: Mapping[str, Mapping[str, KindBlock]] = field(default_factory=dict)
     """Place of a `{kind, params}`, such as `algorithm` -> the kinds it may be."""
-    lists: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
+    lists: Mapping[str, Mapping[str, KindBlock]] = field(default_factory=dict)
     """Place of a list of `{kind, params}`, such as `data.transforms` -> the kinds that its items may be."""
     fixed: frozenset[str] = frozenset()
     """Settings, or blocks of them, that stay as they are in `base`."""
@@ -180,7 +180,7 @@ class Space:
             items.insert(second, items.pop(first))
         return with_values(recipe, {place: items})
 
-    def _blocks(self, recipe: JsonObject) -> Iterator[tuple[str, Mapping[str, Block], JsonObject]]:
+    def _blocks(self, recipe: JsonObject) -> Iterator[tuple[str, Mapping[str, KindBlock], JsonObject]]:
         for place, kinds in self.kinds.items():
             yield place, kinds, block_of(recipe, place)
         for place, items in self.lists.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.research.proposers.evolve import Evolve, draw_operators, elites_of
 from evsys_sdk.research.proposers.operators import OPERATORS, Breeding
-from evsys_sdk.research.settings import Block, Setting
+from evsys_sdk.research.settings import KindBlock, Setting
 from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import Proposal, ResearchState, Trial, TrialCost, apply_changes
 
@@ -20,11 +20,11 @@ SPACE = Space(
     base={"algorithm": {"kind": "sft", "params": {}}, "data": {"transforms": []}, "seed": 1},
     kinds={
         "algorithm": {
-            "sft": Block(kind="sft", settings=(RATE, RANK, PACKING)),
-            "dpo": Block(kind="dpo", settings=(RATE, RANK, BETA)),
+            "sft": KindBlock(kind="sft", settings=(RATE, RANK, PACKING)),
+            "dpo": KindBlock(kind="dpo", settings=(RATE, RANK, BETA)),
         }
     },
-    lists={"data.transforms": {"dedupe": Block(kind="dedupe"), "balance": Block(kind="balance")}},
+    lists={"data.transforms": {"dedupe": KindBlock(kind="dedupe"), "balance": KindBlock(kind="balance")}},
     fixed=frozenset(["seed"]),
 )
 
