@@ -49,7 +49,7 @@ PRIOR = {"numeric": 4.0, "restart": 0.5, "ablate_one": 0.3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedSketch:
+class TunedSketch:
     """A sketch with its numbers."""
 
     sketch: Sketch
@@ -79,7 +79,7 @@ class Evolve:
         memory = Memory.of(state, space)
         breeding = Breeding(space=space, trials=state.trials, elites=elites_of(state, space), rng=rng)
         is_start = len(state.launched) <= self.cfg.startup_trials or len(state.scored) < 4
-        children: list[FinishedSketch] = []
+        children: list[TunedSketch] = []
         for name in ["restart"] if is_start else draw_operators(state, rng):
             for sketch in OPERATORS[name](breeding) if breeding.elites else []:
                 children += memory.best_children(sketch, name, rng, is_start=is_start)
@@ -95,7 +95,7 @@ class Evolve:
                 return self._proposal(child, state)
         return None
 
-    def _proposal(self, child: FinishedSketch, state: ResearchState) -> Proposal | None:
+    def _proposal(self, child: TunedSketch, state: ResearchState) -> Proposal | None:
         parent = next(trial for trial in state.trials if trial.number == child.sketch.parent)
         changes = changes_between(parent.recipe, child.recipe)
         return Proposal(
@@ -136,9 +136,7 @@ class Memory:
             failures = Surrogate.fit(columns, rows[launched], broken, noise=0.05)
         return cls(space=space, tried=tried, columns=columns, scores=scores, failures=failures, best=best)
 
-    def best_children(
-        self, sketch: Sketch, operator: str, rng: random.Random, *, is_start: bool
-    ) -> list[FinishedSketch]:
+    def best_children(self, sketch: Sketch, operator: str, rng: random.Random, *, is_start: bool) -> list[TunedSketch]:
         """The sketch with the numbers that promise most; nothing where all was tried."""
         import numpy as np
 
@@ -163,7 +161,7 @@ class Memory:
             recipe = with_values(sketch.recipe, values)
             there = self.space.point(recipe)
             if min((point_distance(there, other) for other in self.tried), default=1.0) >= NEAR:
-                child = FinishedSketch(
+                child = TunedSketch(
                     sketch=sketch, operator=operator, recipe=recipe, worth=float(worth[place]), risk=float(risk[place])
                 )
                 return [replace(child, sketch=replace(sketch, claim=_with_numbers(sketch.claim, values)))]
