@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import expit, logit, ndtri
 
 from evsys_sdk.data_types import JsonObject
-from evsys_sdk.research.settings import Block, Setting
+from evsys_sdk.research.settings import KindBlock, Setting
 from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import apply_changes
 
@@ -90,7 +90,7 @@ class World:
             Setting(path=axis.path.removeprefix(PARAMS), low=axis.low, high=axis.high, log=axis.log, values=axis.values)
             for axis in self.axes
         )
-        blocks = {"sft": Block(kind="sft", settings=settings)}
+        blocks = {"sft": KindBlock(kind="sft", settings=settings)}
         return Space(base=self.start, kinds={"algorithm": blocks}, fixed=frozenset(["data", "seed"]))
 
     def places(self, recipe: JsonObject) -> list[float]:

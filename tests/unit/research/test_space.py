@@ -24,7 +24,7 @@ from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import apply_changes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-NAMES = ("mock", "proof_rl", "two_tool_agent")
+NAMES = ("10_sweep", "06_proof_rl", "07_two_tool_agent")
 
 
 def space_of(name: str, **block: object) -> Space:
@@ -65,7 +65,7 @@ def test_every_sampled_child_is_a_legal_file(copies, name, seed):
 
 
 def test_samples_are_not_just_the_base():
-    space, rng = auto("mock"), random.Random(3)
+    space, rng = auto("10_sweep"), random.Random(3)
     children = [space.sample(rng) for _ in range(20)]
     assert len({to_json(child) for child in children}) == 20
     assert {child["algorithm"]["kind"] for child in children} == {"sft", "sdft"}
@@ -89,33 +89,33 @@ def test_a_learning_rate_is_searched_by_decades():
 
 
 def test_a_setting_that_another_keeps_from_being_read_is_not_in_the_space():
-    space = auto("mock")  # max_steps is set and wins over num_epochs
+    space = auto("10_sweep")  # max_steps is set and wins over num_epochs
     assert "algorithm.params.num_epochs" not in space.tunables(space.base)
     free = with_values(space.base, {"algorithm.params": {"batch_size": 16}})
     assert "algorithm.params.num_epochs" in space.tunables(free)
 
 
 def test_what_research_must_not_touch_is_refused():
-    space = auto("mock")
+    space = auto("10_sweep")
     for path, value in {"seed": 7, "eval.n_samples": 3, "data.path": "data/other.jsonl", "model.name": "other"}.items():
         [problem] = space.check(with_values(space.base, {path: value}))
         assert problem.message == "must stay as it is"
 
 
 def test_a_misspelt_setting_of_a_child_is_found_before_anything_is_spent():
-    [problem] = auto("mock").check(with_values(auto("mock").base, {"algorithm.params.learning_rat": 1.0}))
+    [problem] = auto("10_sweep").check(with_values(auto("10_sweep").base, {"algorithm.params.learning_rat": 1.0}))
     assert "closest: learning_rate" in problem.message
 
 
 def test_fixed_settings_stay_when_kinds_are_swapped():
-    space = space_of("mock", fix=["algorithm.params.batch_size"])
+    space = space_of("10_sweep", fix=["algorithm.params.batch_size"])
     rng = random.Random(0)
     for _ in range(20):
         assert space.sample(rng)["algorithm"]["params"]["batch_size"] == 16
 
 
 def test_an_explicit_space_is_all_that_changes():
-    space = space_of("mock", space={"algorithm.params.learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}})
+    space = space_of("10_sweep", space={"algorithm.params.learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}})
     assert list(space.tunables(space.base)) == ["algorithm.params.learning_rate"]
     assert [*space.kinds["algorithm"]] == ["sft"] and not space.lists
     [problem] = space.check(with_values(space.base, {"algorithm.params.batch_size": 4}))
@@ -134,27 +134,27 @@ def test_an_explicit_space_is_all_that_changes():
 )
 def test_a_setting_that_cannot_be_searched_is_named_with_its_place(path, words):
     with pytest.raises(ConfigError) as raised:
-        space_of("mock", space={path: [1, 2]})
+        space_of("10_sweep", space={path: [1, 2]})
     [problem] = raised.value.problems
     assert problem.path == f"research.space.{path}" and words in problem.message
 
 
 def test_a_fixed_setting_that_does_not_exist_is_named_with_its_place():
     with pytest.raises(ConfigError) as raised:
-        space_of("mock", fix=["algorithm.kindd"])
+        space_of("10_sweep", fix=["algorithm.kindd"])
     assert raised.value.problems[0].path == "research.fix[0]"
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_changes_lead_from_one_recipe_to_the_other(seed):
-    space, rng = auto("mock"), random.Random(seed)
+    space, rng = auto("10_sweep"), random.Random(seed)
     one, other = space.draw(rng, space.base), space.draw(rng, space.base)
     assert apply_changes(one, changes_between(one, other)) == other
 
 
 def test_distance_is_zero_for_the_same_and_one_for_another_kind():
-    space = auto("mock")
+    space = auto("10_sweep")
     base = space.base
     assert space.distance(base, base) == 0.0
     assert space.distance(base, space.swap_kind(base, "algorithm", "sdft")) == 1.0
