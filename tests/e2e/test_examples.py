@@ -168,6 +168,18 @@ def test_the_prompt_found_solves_what_the_seed_prompt_does_not(run, copied):
     assert found["metrics"]["metric_calls"] <= 200
 
 
+def test_the_research_keeps_what_it_proves_and_scores_it_on_fresh_seeds(copied, capsys):
+    path = copied / "examples/15_research/config.yaml"
+    path.write_text(path.read_text().replace("trials: 5", "trials: 3"))
+    runpy.run_path(str(path.with_name("run.py")), run_name="__main__")
+    said = capsys.readouterr().out
+    assert re.search(r"kept  trial 2: val.pass@1 0\.\d+ \(selected\), algorithm.params.learning_rate", said), said
+    assert re.search(r"to the config's own run: better$", said, re.M), said
+    final = copied / ".evsys/outputs/research/routing.research/routing-final-002"
+    scored = [found for found in final.parent.glob("*/*/run_result.json") if '"test/tools/pass@1"' in found.read_text()]
+    assert {found.parents[1] for found in scored} == {final}, "the final alone scores the test tasks"
+
+
 def test_the_examples_on_real_weights_run_on_mock_in_the_order_of_their_readmes(copied):
     for example, name in REAL_WEIGHTS:
         path = copied / "examples" / example / name
