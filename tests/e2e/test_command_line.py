@@ -206,7 +206,7 @@ def test_nothing_is_unread_in_a_config_that_uses_all_it_says(project, minimal_ru
 
 def test_list_and_schema_answer(project):
     listed = json.loads(project.evsys("list", "--json", check=True).stdout)
-    assert "sft" in listed["algorithms"] and "mock" in listed["backends"] and len(listed) == 13
+    assert "sft" in listed["algorithms"] and "mock" in listed["backends"] and len(listed) == 14
     for kind in (
         "algorithm",
         "backend",

@@ -199,6 +199,8 @@ def test_schema_lists_what_it_can_show_and_has_a_table(evsys):
     assert json.loads(evsys("schema", "algorithm", "sft"))["properties"]["batch_size"]["default"] == 8
     table = evsys("schema", "algorithm", "sft", "--table")
     row = next(line for line in table.splitlines() if line.startswith("batch_size"))
-    assert row.split()[:4] == ["batch_size", "integer", ">=", "1"] and row.endswith("Rows per forward/backward call.")
+    assert row.split()[:4] == ["batch_size", "integer", ">=", "1"] and row.endswith(
+        "Rows per forward/backward call. [tunable: 1 to 64, log]"
+    )
     config = evsys("schema", "config", "--table")
     assert "run.algorithm.kind" in config and "metadata.benchmark[].run_every" in config

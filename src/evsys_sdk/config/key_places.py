@@ -18,8 +18,8 @@ from evsys_sdk.config.schema import ExperimentConfig
 
 @cache
 def places_of_keys() -> dict[str, list[str]]:
-    """Every key of the config -> where it may stand, the shallowest place first: `continual` -> `run`. The settings of
-    built-in algorithms, backends, transforms and callbacks are keys too."""
+    """Every key of the config -> where it may stand, the shallowest place first and `deploy` last: `continual` ->
+    `run`. The settings of built-in algorithms, backends, transforms and callbacks are keys too."""
     found: dict[str, dict[str, None]] = {}
     for key, place in _keys_in(ExperimentConfig, "", ()):
         found.setdefault(key, {})[place] = None
@@ -30,7 +30,12 @@ def places_of_keys() -> dict[str, list[str]]:
                 config = registry.config_model(kinds.get(kind))
                 for key in config.model_fields if config is not None else ():
                     found.setdefault(key, {})[place] = None
-    return {key: sorted(places, key=lambda place: place.count(".")) for key, places in found.items()}
+
+    def rank(place: str) -> tuple[bool, int]:
+        # `base_url` and the like are asked for where a run trains far more often than where its weights go.
+        return place == explain.PARAMS_PLACES["deployer"], place.count(".")
+
+    return {key: sorted(places, key=rank) for key, places in found.items()}
 
 
 explain.places_of_keys = places_of_keys

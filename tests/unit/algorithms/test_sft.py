@@ -314,8 +314,12 @@ def my_focal_loss(data, logprobs):
 
 
 @pytest.fixture
-def focal_sft():
+def focal_sft(monkeypatch):
     """The walkthrough's example, as printed."""
+    algorithms.names()  # built-ins are there before the copy
+    # An example registers this name too, and another test of this process may have imported it.
+    others = {name: entry for name, entry in algorithms.entries.items() if name != "focal_sft"}
+    monkeypatch.setattr(algorithms, "entries", others)
 
     @register_algorithm("focal_sft")
     class FocalSFT(SFT):
@@ -326,8 +330,7 @@ def focal_sft():
             batch.loss_fn = my_focal_loss  # a client-side LossCallable
             return batch
 
-    yield FocalSFT
-    del algorithms.entries["focal_sft"]
+    return FocalSFT
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="custom losses are written in torch")
