@@ -97,12 +97,13 @@ def _parse_budget(text: str) -> ResearchBudget:
 
     from evsys_sdk.config.research import ResearchBudget
     from evsys_sdk.errors import EvsysError
+    from evsys_sdk.explain import problems_of
 
     given = parse_params([part.strip() for part in text.split(",")], flag="--budget", example="trials=12,seconds=3600")
     try:
         return ResearchBudget.model_validate(given)
     except ValidationError as exc:
-        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in exc.errors())
+        told = "; ".join(f"{one.path}: {one.message}" for one in problems_of(exc, ResearchBudget))
         raise EvsysError(f"--budget {text}: {told}") from None
 
 

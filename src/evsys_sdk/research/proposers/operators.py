@@ -140,7 +140,7 @@ def restart(breeding: Breeding) -> list[Sketch]:
             least = min(tried[kind] for kind in kinds)
             kind = rng.choice([kind for kind in sorted(kinds) if tried[kind] == least])
             child = space.draw_settings(rng, space.swap_kind(child, place, kind))
-        claim = "a part of the space that was hardly tried has recipes that score higher"
+        claim = "A part of the space that was hardly tried has better recipes"
         sketches.append(Sketch(parent=breeding.trials[0].number, recipe=child, claim=claim))
     return sketches
 
