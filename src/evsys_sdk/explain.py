@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 KeyPath = tuple[str | int, ...]
-UNION_TAGS = frozenset({"(text)", "(typed)", "(values)", "(range)"})
+UNION_TAGS = frozenset({"(text)", "(typed)", "(values)", "(range)", "(auto)", "(settings)"})
 """What pydantic puts into the place of a mistake to say which form it took a value for that has several."""
 MOST_PLACES = 3
 """Places that are named for a key that stands in the wrong one."""
