@@ -343,3 +343,12 @@ def test_the_sentence_on_the_top_arm_names_few_of_many_ties_and_none_of_them_twi
     [line] = [line for line in verdict_lines(judge_arms(arms, metric="pass@1")) if line.startswith("arm0 scored")]
     assert "tied with arm1, arm2, arm3 and 4 more for the highest of 9 scored arms" in line
     assert "no significant difference from base." in line and line.count("arm1") == 1
+
+
+@pytest.mark.parametrize("mark", ["on training rows", "3 tasks in training rows"])
+def test_tasks_that_were_memorised_are_not_said_to_be_too_easy(mark):
+    alone = text(rows("a", [1] * 20, training_mark=mark))
+    pair = text(rows("a", [1] * 20), rows("b", [1] * 20, training_mark=mark))
+    for shown in (alone, pair):
+        assert "Tasks were in training rows: score on tasks that are not." in shown and "harder" not in shown
+    assert "Use harder tasks to see a difference." in text(rows("a", [1] * 20), rows("b", [1] * 20))
