@@ -20,7 +20,6 @@ from typing import Any, Literal
 from django.db.models import Count, Max, QuerySet
 
 from evsys_dashboard.models import ExperimentRow, Project
-from evsys_dashboard.summary import training_mark_of
 from evsys_sdk.format import shown
 from evsys_sdk.history.digest import Digest, digest_of
 from evsys_sdk.history.history import ExperimentEntry
@@ -297,7 +296,7 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
                 low=row.arm.low,
                 high=row.arm.high,
                 arm=row.arm.arm,
-                training_mark=training_mark_of(row.entry.digest, row.arm),
+                training_mark=row.arm.training_mark,
                 n_seeds=len(row.arm.scores),
                 gain=row.gain,
                 floor=row.floor,

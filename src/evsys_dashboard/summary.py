@@ -15,7 +15,7 @@ from evsys_dashboard.points import curve
 from evsys_sdk.history.digest import ArmDigest, Digest, digest_of
 from evsys_sdk.record.models import ExperimentRecord, RecordedRun
 from evsys_sdk.report.setup import setup_of
-from evsys_sdk.score_names import AmbiguousName, parse_key, resolve, score_key
+from evsys_sdk.score_names import AmbiguousName, resolve, score_key
 
 SPARK_POINTS = 24
 OUTCOMES = {"supported": "supported", "refuted": "refuted", "inconclusive": "undecided"}
@@ -63,7 +63,7 @@ def _summarize_record(row: ExperimentRow, record: ExperimentRecord, digest: Dige
     row.best_value = top.mean if top else None
     row.best_low, row.best_high = (top.low, top.high) if top and top.mean is not None else (None, None)
     judged = next((found for found in record.verdict.arms if top and found.arm == top.arm), None)
-    row.training_mark = training_mark_of(digest, top)[:200] if top else ""
+    row.training_mark = top.training_mark[:200] if top else ""
     row.n_tasks = judged.n_tasks or None if judged else None
     row.n_seeds = len(top.scores) or None if top else None
     row.n_arms, row.n_runs = len(digest.arms), len(record.runs)
@@ -85,15 +85,6 @@ def verdict_of(record: ExperimentRecord) -> str:
     if not compared:  # a single arm has only the untrained model beside it
         compared = [arm.vs_untrained.verdict for arm in arms if arm.vs_untrained and arm.vs_untrained.verdict]
     return "undecided" if compared and set(compared) == {"undecided"} else ""
-
-
-def training_mark_of(digest: Digest, arm: ArmDigest) -> str:
-    """`on training rows`, or another warning where an arm's score is of tasks that it trained on."""
-    if arm.training_mark or not digest.leakage:
-        return arm.training_mark
-    # A record from before arms had marks: its leakage line names the benchmarks that it found in the training rows.
-    suites = {score.suite for key in digest.measured if (score := parse_key(key)) is not None}
-    return "tasks in training rows" if any(suite in digest.leakage for suite in suites) else ""
 
 
 def cost_of(record: ExperimentRecord, *, rollouts_usd: float | None = None) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from django.db import migrations, models
 
-from evsys_dashboard.summary import NOT_A_RECORD, training_mark_of
+from evsys_dashboard.summary import NOT_A_RECORD
 from evsys_sdk.history.digest import digest_of
 
 
@@ -18,7 +18,7 @@ def mark_records(apps: Any, schema_editor: Any) -> None:
             digest = digest_of(record)
         except NOT_A_RECORD:
             continue
-        if digest.top and (mark := training_mark_of(digest, digest.top)):
+        if digest.top and (mark := digest.top.training_mark):
             rows.filter(pk=pk).update(training_mark=mark[:200])
 
 

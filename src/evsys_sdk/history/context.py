@@ -165,10 +165,7 @@ def _rung_line(rung: LeaderboardRow) -> str:
     unit = rung.entry.digest.unit
     text = f"{shown(rung.score, unit=unit)} ({_seeds(rung.arm)}) {_arm_name(rung)}, {rung.entry.date[:10]}"
     text += f"; {rung.arm.errors}" if rung.arm.n_errors else ""
-    if rung.arm.training_mark:
-        text += f"; {rung.arm.training_mark}"
-    elif rung.entry.digest.leakage:
-        text += "; tasks of its benchmark appear in its training rows"
+    text += f"; {rung.arm.training_mark}" if rung.arm.training_mark else ""
     if rung.before is None:
         return f"{text}; first"
     noise = "noise not known" if rung.floor is None else f"noise {shown(rung.floor, unit=unit)}"
@@ -286,7 +283,9 @@ def _questions_of(entry: ExperimentEntry, *, repeats: bool) -> Iterator[str]:
         yield f"{entry.name}: can its scores be believed? {'; '.join(broken[:3])}; errors count as failures"
     if digest.constant is not None:
         scored = shown(digest.constant, unit=digest.unit)
-        same = f"every arm scored {scored} on every task: check the answers and the verifier"
+        is_solved = digest.constant == 1.0 and digest.share is True and digest.mode == "max"
+        what = "harder tasks would show a difference" if is_solved else "check the answers and the verifier"
+        same = f"every arm scored {scored} on every task: {what}"
         if not any("/" in key for key in digest.measured):  # a number of training, such as a loss, has no tasks
             same = f"every arm has {digest.metric} {shown(digest.constant)}: check whether their settings differ"
         yield f"{entry.name}: {same}"
@@ -326,17 +325,14 @@ def dead_ends(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) -> It
 
 def _against(rung: LeaderboardRow) -> str:
     assert rung.before is not None
-    mark = f" ({rung.arm.training_mark})" if rung.arm.training_mark else ""
     before, now = (shown(score, unit=rung.entry.digest.unit) for score in (rung.before.score, rung.score))
-    return f"{now}{mark} against {before} of {rung.before.entry.name}"
+    return f"{now} against {before} of {rung.before.entry.name}"
 
 
 def value_lines(tracks: Sequence[Track]) -> Iterator[str]:
     """A line per setting of which several values were scored; they say what has been covered, and not why."""
     for track in tracks:
         where = f" by {track.label}" if len(tracks) > 1 else ""
-        is_marked = any(arm.training_mark for entry in track.entries for arm in entry.digest.scored)
-        where += " (some on training rows)" if is_marked else ""
         for key, values in values_tried(track).items():
             texts = []
             for one in values[:SHOWN_VALUES]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
@@ -21,15 +22,17 @@ from evsys_sdk.protocols import Score
 from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedArm, RecordedRun
 from evsys_sdk.registry import better_direction
 from evsys_sdk.report.setup import setup_of
-from evsys_sdk.score_names import AmbiguousName, resolve, score_key
+from evsys_sdk.score_names import AmbiguousName, parse_key, resolve, score_key
 
-VERSION = 6
+VERSION = 7
 """Of the digest; one that an older SDK made is made anew."""
 LONGEST_VALUE = 60
 LONGEST_TEXT = 600
 DECIDING = ("config", "arms", "best_arm")
 """What of a record makes it another result. Clock readings do not."""
 LEAKAGE = "Leakage:"
+LEAKED = re.compile(rf"{LEAKAGE} (?:(?P<arms>.+): )?[\d,]+ of [\d,]+ (?P<suite>.+?) tasks appears? in ")
+"""A finding in a conclusion; with the arms it is true of where not all."""
 TEST = "test/"
 """How metrics of test benchmarks begin."""
 NOT_COMPARED = frozenset(["name", "tags"])
@@ -412,8 +415,19 @@ def _arm(
         n_errors=sum(score.n_errors for score in counted),
         training_marks=marks,
         error_marks={key: mark for key, mark in errored.items() if mark},
-        training_mark=next((marks[key] for run in runs for key in keys[run.run_id] if key in marks), ""),
+        training_mark=next((marks[key] for run in runs for key in keys[run.run_id] if key in marks), "")
+        or _infer_training_mark(record, arm.arm, [key for run in runs for key in keys[run.run_id]]),
     )
+
+
+def _infer_training_mark(record: ExperimentRecord, arm: str, keys: list[str]) -> str:
+    """Of a record from before scores were marked: its leakage lines name benchmarks, and arms where not all."""
+    suites = {score.suite for key in keys if (score := parse_key(key)) is not None}
+    found = (LEAKED.match(line) for line in record.conclusion.splitlines())
+    is_leaked = any(
+        one["suite"] in suites and (one["arms"] is None or arm in one["arms"].split(", ")) for one in found if one
+    )
+    return "tasks in training rows" if is_leaked else ""
 
 
 def _say_errors(scores: list[Score]) -> str:

@@ -2,9 +2,10 @@
 
 In: entries. Out: `Track`s, one per success metric, set of tasks, model, and mock or real backend, each with its noise,
 its kept rungs and its dead ends. Scores of different metrics, tasks or models are never put on one ladder, nor are
-scores of the mock backend beside real ones. Scores on test benchmarks alone make no ladder, unless the experiment's
-config allows test scores to select. A run that other experiments took over is counted once. Also out: how often each
-set of tasks was selected on by each metric (`BenchmarkLooks`), and what the best of so many arms is worth by chance.
+scores of the mock backend beside real ones, nor scores on tasks that an arm trained on beside others. Scores on test
+benchmarks alone make no ladder, unless the experiment's config allows test scores to select. A run that other
+experiments took over is counted once. Also out: how often each set of tasks was selected on by each metric
+(`BenchmarkLooks`), and what the best of so many arms is worth by chance.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ class Track:
     """The model that was trained, where the records name it."""
     is_mock: bool = False
     """Trained on the mock backend, whose scores say nothing about real models."""
+    is_memory: bool = False
+    """Tasks stood in the training rows of these arms: their scores show memory, and honest ones need not beat them."""
     label: str = ""
     """The metric, and what tells the track from others of that metric."""
 
@@ -156,23 +159,26 @@ class Comparable:
     selects: bool
     model: str
     is_mock: bool
+    is_memory: bool
 
 
 def tracks_of(entries: Sequence[ExperimentEntry]) -> list[Track]:
-    """The tracks of all entries that count, the one that was worked on last first."""
+    """The tracks of all entries that count, the one that was worked on last first; those with tasks in training rows
+    after all others."""
     groups: dict[Comparable, list[ExperimentEntry]] = {}
     void = {place for entry in entries if entry.status == "invalid" for place in runs_of(entry, own=True)}
     counting = [_without(entry, void) for entry in entries if entry.counts]
     for entry in sorted(counting, key=lambda entry: entry.when):
         if not entry.digest.measured:
             continue
-        # The entry once per model, and per mock or real backend, of its arms; each time with the scores of those only.
-        arms: dict[tuple[str, bool], list[ArmDigest]] = {}
+        # The entry once per model, mock or real backend, and tasks trained on or not, of its arms; each time with the
+        # scores of those only.
+        arms: dict[tuple[str, bool, bool], list[ArmDigest]] = {}
         mock = mock_arms(entry.digest)
         for arm in entry.digest.scored:
             model = str({**entry.digest.common, **arm.own}.get("model.name") or "")
-            arms.setdefault((model, arm.arm in mock), []).append(arm)
-        for (model, is_mock), mine in arms.items():
+            arms.setdefault((model, arm.arm in mock, bool(arm.training_mark)), []).append(arm)
+        for (model, is_mock, is_memory), mine in arms.items():
             part = _scoreless(entry, [arm for arm in entry.digest.scored if arm not in mine])
             digest = part.digest
             known = digest.tasks.keys() | digest.paths.keys()
@@ -183,10 +189,11 @@ def tracks_of(entries: Sequence[ExperimentEntry]) -> list[Track]:
                 selects=digest.selects,
                 model=model,
                 is_mock=is_mock,
+                is_memory=is_memory,
             )
             groups.setdefault(key, []).append(part)
     tracks = [_track(key, group) for key, group in groups.items()]
-    tracks.sort(key=lambda track: -track.entries[-1].when)
+    tracks.sort(key=lambda track: (track.is_memory, -track.entries[-1].when))
     return [replace(track, label=_label(track, tracks)) for track in tracks]
 
 
@@ -229,6 +236,8 @@ def _label(track: Track, tracks: Sequence[Track]) -> str:
         told.append(track.model or "model not known")
     if track.is_mock:
         told.append("mock backend")
+    if track.is_memory:
+        told.append("tasks in training rows")
     return f"{track.metric} ({'; '.join(told)})" if told else track.metric
 
 
@@ -342,6 +351,7 @@ def _track(key: Comparable, entries: list[ExperimentEntry]) -> Track:
         selects=key.selects,
         model=key.model,
         is_mock=key.is_mock,
+        is_memory=key.is_memory,
     )
     for entry in counted_once(entries if key.selects else []):
         arm, best = entry.digest.top, track.rungs[-1] if track.rungs else None

@@ -16,7 +16,7 @@ from evsys_sdk.config.metadata import SuccessMetric
 from evsys_sdk.constants import START, UNTRAINED
 from evsys_sdk.contamination.audit import leakage_lines
 from evsys_sdk.errors import shorten
-from evsys_sdk.format import benchmark_score_text, score_text, shown
+from evsys_sdk.format import benchmark_score_text, name_list, score_text, shown
 from evsys_sdk.protocols import EvalResult, RunResult, RunStatus, Score, training_mark
 from evsys_sdk.record.models import RecordedLooks
 from evsys_sdk.score_names import AmbiguousName, resolve, score_key, suite_label
@@ -124,13 +124,7 @@ def conclude(
     judged = {arm.arm for arm in findings.verdict.arms} if findings.verdict else set()
     lines += [_arm_line(summary, name) for summary in summaries if summary.arm not in judged]
     lines += leakage_lines(arms)
-    evals = [one for results in arms.values() for result in results for one in result.evals]
-    trained_on = sorted({metric_key(one, score) for one in evals if one.on_training_rows for score in one.scores})
-    if trained_on:
-        lines.append(
-            f"Scored on training rows: {', '.join(trained_on)}. It shows what was memorised, not how new tasks are "
-            "done; add a benchmark, or eval.eval_data."
-        )
+    lines += _training_lines(arms)
     if models:
         lines.append("For comparison, models that were not trained here (never ranked):")
         for model in models:
@@ -144,6 +138,28 @@ def conclude(
         findings=findings,
         admitted=list(admitted),
     )
+
+
+def _training_lines(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """The scores that are wholly on training rows, with the arms where not all of those that have the score."""
+    scored: dict[str, list[str]] = {}
+    trained_on: dict[str, list[str]] = {}
+    for arm, results in arms.items():
+        evals = [one for result in results for one in result.evals]
+        found = [(metric_key(one, score), one.on_training_rows) for one in evals for score in one.scores]
+        for key in {key for key, _ in found}:
+            scored.setdefault(key, []).append(arm)
+        for key in {key for key, is_marked in found if is_marked}:
+            trained_on.setdefault(key, []).append(arm)
+    if not trained_on:
+        return []
+    told = (
+        key if names == scored[key] else f"{key} of {name_list(names)}" for key, names in sorted(trained_on.items())
+    )
+    return [
+        f"Scored on training rows: {', '.join(told)}. It shows what was memorised, not how new tasks are done; add a "
+        "benchmark, or eval.eval_data."
+    ]
 
 
 def _unscored_start_lines(arms: Mapping[str, Sequence[RunResult]]) -> list[str]:

@@ -30,6 +30,7 @@ from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict, Winner
 
 NOTHING_SOLVED = "Check the answers, the verifier and max_tokens."
 ALL_SOLVED = "Use harder tasks to see a difference."
+ALL_MEMORISED = "Tasks were in training rows: score on tasks that are not."
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
@@ -157,7 +158,7 @@ def _constant_advice(verdict: Verdict) -> str:
     if not (verdict.share and verdict.mode == "max" and verdict.constant in (0.0, 1.0)):
         return ""
     if verdict.constant:
-        return f" {ALL_SOLVED}"
+        return f" {ALL_MEMORISED if any(arm.training_mark for arm in verdict.arms) else ALL_SOLVED}"
     # Every arm scored 0 here, so its difference to the untrained model is minus what that one scored.
     untrained = next((-arm.vs_untrained.difference for arm in verdict.arms
                       if arm.vs_untrained and arm.vs_untrained.difference), 0.0)  # fmt: skip

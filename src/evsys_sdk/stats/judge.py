@@ -271,19 +271,21 @@ def _with_plan(found: Comparison, question: PowerQuestion, *, n_tests: int) -> C
     assert found.low is not None and found.high is not None and found.difference is not None
     estimate, margin, n_seeds = question.estimate, question.margin, max(found.n_seeds)
     tasks, seeds = more_tasks(question), more_seeds(question, n_seeds)
+    tasks = tasks if tasks is not None and tasks <= TIMES_THE_TASKS * estimate.n_tasks else None
+    seeds = seeds if seeds is not None and seeds <= MOST_MORE_SEEDS else None
     both = more_of_both(question, n_seeds) if tasks is None and seeds is None else None
+    if both and (both[0] > TIMES_THE_TASKS * estimate.n_tasks or both[1] > MOST_MORE_SEEDS):
+        both = None
+    units = tasks if both is None else both[0]
     # Where templates are the units, so many more of them come with as many tasks each as those that there are.
     each = found.n_tasks / estimate.n_tasks
-    templates = (tasks if both is None else both[0]) if each > 1 else None
-    tasks = None if tasks is None else math.ceil(tasks * each)
-    both = None if both is None else (math.ceil(both[0] * each), both[1])
-    most = TIMES_THE_TASKS * found.n_tasks
-    tasks = tasks if tasks is not None and tasks <= most else None
-    seeds = seeds if seeds is not None and seeds <= MOST_MORE_SEEDS else None
-    both = both if both is not None and both[0] <= most and both[1] <= MOST_MORE_SEEDS else None
-    plan = replace(found, more_tasks=tasks, more_seeds=seeds, more_of_both=both)
-    if tasks is not None or both is not None:
-        plan = replace(plan, more_templates=templates)
+    plan = replace(
+        found,
+        more_tasks=None if tasks is None else math.ceil(tasks * each),
+        more_seeds=seeds,
+        more_of_both=None if both is None else (math.ceil(both[0] * each), both[1]),
+        more_templates=units if each > 1 else None,
+    )
     # The interval is not corrected for other arms and the verdict is, so an interval without 0 may be undecided.
     if not found.low <= 0 <= found.high:
         return replace(plan, why=f"not significant once corrected for {n_tests} comparisons")
@@ -291,9 +293,10 @@ def _with_plan(found: Comparison, question: PowerQuestion, *, n_tests: int) -> C
         return replace(plan, why="the interval holds both 0 and differences that would matter")
     size = f"{count(n_seeds, 'seed')} per arm"
     size = size if estimate.n_tasks < 2 else f"{count(found.n_tasks, 'task')}, {size}"
-    if abs(found.difference) > LARGE * margin:
+    is_large = abs(found.difference) > LARGE * margin
+    if is_large and estimate.seeds:
         why = f"the runs scatter too much to settle it with {MOST_MORE_SEEDS} more seeds per arm ({size} now)"
-    elif found.high - found.low <= 2 * WIDE * margin:
+    elif not is_large and found.high - found.low <= 2 * WIDE * margin:
         why = f"the difference is too small to be worth settling at this size ({size})"
     else:  # near 0 it would take very many tasks or seeds: what is missing is data, not a difference
         more = "tasks and seeds" if found.scope == "recipe" and estimate.n_tasks > 1 else "tasks"

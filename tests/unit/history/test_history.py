@@ -983,3 +983,69 @@ def test_errors_stand_beside_every_score_that_is_shown(outputs, capsys):
     told = capsys.readouterr().out
     assert "untrained: test/t/pass@1 0.000 (3 of 60 rollouts errored)" in told
     assert "test/t/pass@1 0.250 (8 of 60 rollouts errored)" in told
+
+
+def on_rows(data: dict[str, Any], *arms: str, n_tasks: int = 0) -> dict[str, Any]:
+    """The record with the scores of these arms on training rows: on so many tasks of them, or all."""
+    for run in data["runs"]:
+        if not arms or run["run_id"].split("/")[1].split("__")[0] in arms:
+            run["evals"] = [{**one, "on_training_rows": not n_tasks, "n_training_tasks": n_tasks or 9}
+                            for one in run["evals"]]  # fmt: skip
+    return data
+
+
+@pytest.mark.parametrize("n_tasks", [0, 3])
+def test_a_memorised_score_is_no_bar_for_honest_ones(outputs, n_tasks):
+    memorised = on_rows(record("memorised", arm("a", 1.0, 1.0, 0.99), day=1), n_tasks=n_tasks)
+    honest = [record(f"honest{day}", arm("a", score, score + 0.01), day=day) for day, score in ((2, 0.4), (3, 0.7))]
+    found = history_of(outputs, memorised, *honest)
+    first, second = tracks_of(found.entries)
+    assert [(rung.entry.name, rung.outcome) for rung in first.rungs] == [("honest2", "first"), ("honest3", "kept")]
+    assert not first.dead_ends and not first.is_memory
+    assert [rung.entry.name for rung in second.rungs] == ["memorised"] and second.is_memory
+    assert second.label == "val/tools/pass@1 (tasks in training rows)"
+    text = context_text(found, 2000)
+    assert "Dead ends" not in text and "(tasks in training rows): 0.997 (3 seeds) memorised" in text
+
+
+def test_one_memorised_arm_does_not_stand_for_its_experiment():
+    both = on_rows(record("both", arm("clean", 0.5, 0.52), arm("leaky", 1.0, 0.98), best_arm="leaky"), "leaky")
+    first, second = tracks_of([_counting(both)])
+    assert (first.rungs[0].arm.arm, second.rungs[0].arm.arm) == ("clean", "leaky")
+
+
+@pytest.mark.parametrize(
+    ("line", "marked"),
+    [
+        ("Leakage: 3 of 40 val/tools tasks appear in 5 of 200 training rows (3 verbatim)", ["a", "b"]),
+        ("Leakage: 1 of 1,040 val/tools tasks appears in 5 of 200 training rows (1 verbatim)", ["a", "b"]),
+        ("Leakage: b: 3 of 40 val/tools tasks appear in 5 of 200 training rows (3 verbatim)", ["b"]),
+        ("Leakage: c, b: 3 of 40 val/tools tasks appear in 5 of 200 training rows (3 verbatim)", ["b"]),
+        ("Leakage: 3 of 40 test/tools tasks appear in 5 of 200 training rows (3 verbatim)", []),
+        ("Leakage: 3 of 40 val/tools2 tasks appear in 5 of 200 training rows (3 verbatim)", []),
+        ("Not counted as leakage: 3 of 40 val/tools tasks share a template with 5 of 200 training rows", []),
+    ],
+)
+def test_a_leak_marks_the_arms_and_the_benchmark_that_it_is_of(line, marked):
+    """A leak of the test tasks made the best validation score one whose `tasks appear in its training rows`."""
+    digest = digest_of({**record("x", arm("a", 0.5), arm("b", 0.6)), "conclusion": f"It is so.\n{line}."})
+    assert [one.arm for one in digest.arms if one.training_mark] == marked
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [
+        (
+            {"constant": 1.0, "share": True},
+            "every arm scored 1.000 on every task: harder tasks would show a difference",
+        ),
+        ({"constant": 1.0, "share": False}, "every arm scored 1.000 on every task: check the answers and the verifier"),
+        ({"constant": 1.0, "share": True, "mode": "min"}, "on every task: check the answers and the verifier"),
+        ({"constant": 0.5, "share": True}, "every arm scored 0.500 on every task: check the answers and the verifier"),
+    ],
+)
+def test_arms_that_solve_every_task_need_harder_ones_and_no_other_verifier(outputs, verdict, told):
+    value, mode = verdict["constant"], verdict.get("mode", "max")
+    judged = {"mode": "max", **verdict, "arms": []}
+    found = record("same", arm("a", value, lr=1), arm("b", value, lr=2), verdict=judged, mode=mode)
+    assert told in context_text(history_of(outputs, found), 4000)

@@ -167,3 +167,26 @@ def test_a_chain_is_shown_stage_by_benchmark():
     assert [cell.split(" ")[0] for cell in first.split("  ")[1:] if cell] == ["0.100", "0.900", "0.400"]
     assert "-" in second.split()[2] and "0.800" in second
     assert stage_matrix(evals[:4]) == []
+
+
+def _scored_on(value: float, *, on_training_rows: bool) -> RunResult:
+    run = _run(val__t__passat1=value)
+    score = Score(metric="pass@1", value=value, n_tasks=4)
+    run.evals = [EvalResult(name="t", split="val", scores=[score], on_training_rows=on_training_rows)]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("marks", "told"),
+    [
+        ({"a": True, "b": True}, "val/t/pass@1. It shows"),
+        ({"a": False, "b": True}, "val/t/pass@1 of b. It shows"),
+        ({"a": True, "b": False, "c": True}, "val/t/pass@1 of a, c. It shows"),
+        ({"a": False, "b": False}, None),
+    ],
+)
+def test_scores_on_training_rows_name_the_arms_where_not_all_have_trained_on_them(marks, told):
+    text = _conclude({arm: [_scored_on(1.0, on_training_rows=is_on)] for arm, is_on in marks.items()}).text
+    lines = [line for line in text.splitlines() if line.startswith("Scored on training rows: ")]
+    assert len(lines) == (told is not None)
+    assert told is None or lines[0].startswith(f"Scored on training rows: {told}")

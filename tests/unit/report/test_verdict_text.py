@@ -343,3 +343,39 @@ def test_the_sentence_on_the_top_arm_names_few_of_many_ties_and_none_of_them_twi
     [line] = [line for line in verdict_lines(judge_arms(arms, metric="pass@1")) if line.startswith("arm0 scored")]
     assert "tied with arm1, arm2, arm3 and 4 more for the highest of 9 scored arms" in line
     assert "no significant difference from base." in line and line.count("arm1") == 1
+
+
+@pytest.mark.parametrize("mark", ["on training rows", "3 tasks in training rows"])
+def test_tasks_that_were_memorised_are_not_said_to_be_too_easy(mark):
+    alone = text(rows("a", [1] * 20, training_mark=mark))
+    pair = text(rows("a", [1] * 20), rows("b", [1] * 20, training_mark=mark))
+    for shown in (alone, pair):
+        assert "Tasks were in training rows: score on tasks that are not." in shown and "harder" not in shown
+    assert "Use harder tasks to see a difference." in text(rows("a", [1] * 20), rows("b", [1] * 20))
+
+
+def test_where_more_tasks_alone_are_too_many_a_plan_of_tasks_and_seeds_is_told():
+    """It read `the runs scatter too much to settle it with 20 more seeds per arm`: 4 templates and 2 more seeds do."""
+    tasks = [f"t{n}" for n in range(20)]
+    seeds = {seed: {task: float(n % 4 != seed) for n, task in enumerate(tasks)} for seed in (0, 1)}
+    verdict = judge_arms(
+        [ArmScores(arm="mid", seeds=seeds)], metric="pass@1", untrained=dict.fromkeys(tasks, 0.0),
+        clusters={task: f"c{n % 4}" for n, task in enumerate(tasks)},
+    )  # fmt: skip
+    found = verdict.arms[0].vs_untrained
+    assert (found.verdict, found.more_tasks, found.more_of_both, found.more_templates) == (
+        "undecided",
+        None,
+        (20, 2),
+        4,
+    )
+    assert "would settle it" in verdict_lines(verdict)[0] and "scatter" not in verdict_lines(verdict)[0]
+
+
+def test_one_seed_each_on_few_tasks_is_too_little_data_and_not_scatter_of_runs():
+    shown = text(
+        rows("base", [0, 1, 1, 0]), rows("other", [1, 1, 1, 0]), *(rows(f"x{n}", [0, 1, 1, 0]) for n in "abcd")
+    )
+    assert "scatter" not in shown
+    [line] = [line for line in shown.splitlines() if line.startswith("other: ")]
+    assert "too little data: the interval is wide (4 tasks, 1 seed per arm); add tasks" in line
