@@ -23,7 +23,7 @@ from evsys_engine.folders import MANIFEST, read_manifest, write_folder
 from evsys_engine.lora import ATTENTION, MLP, Pair, target_layers
 from evsys_engine.merging import MergedWeights
 from evsys_engine.models.gguf_writer import NumberType, write_gguf
-from evsys_engine.peft_folder import ADAPTER, CONFIG, PREFIX, is_peft_folder, read_peft_folder
+from evsys_engine.peft_folder import ADAPTER, BASE_COPY, CONFIG, PREFIX, is_peft_folder, read_peft_folder
 from evsys_engine.state import check_model, model_facts, shapes_of
 from evsys_engine.types import BadRequest, LoraSettings, ModelInfo
 
@@ -83,18 +83,26 @@ def read_weights(
     if info is not None and (folder / MANIFEST).exists():
         check_model(folder, read_manifest(folder, KIND), info)
     if (folder / CONFIG).exists():
-        found, tensors = read_peft_folder(folder), _tensors(folder)
+        found, tensors = read_peft_folder(folder), _tensors(folder, model)
         return {name: _pair(folder, tensors, name, found.scale, model) for name in found.layers}, None
     if (folder / "config.json").exists():
         return None, _read_model(folder, model)
     raise BadRequest(f"{folder} holds neither {CONFIG} nor config.json; give a folder that save_weights wrote")
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
+def _tensors(folder: Path, model: Any) -> dict[str, Tensor]:
+    """The pairs of an adapter. A copy of the base model's head beside them must be the head of this model."""
     try:
-        return load_file(folder / ADAPTER)
+        tensors = load_file(folder / ADAPTER)
     except (OSError, SafetensorError) as exc:
         raise BadRequest(f"{folder} is not a whole PEFT adapter ({exc})") from exc
+    for name in [name for name in tensors if name.endswith(BASE_COPY)]:
+        copy, layer = tensors.pop(name), name[len(PREFIX) : -len(BASE_COPY)]
+        own = model.get_submodule(layer).weight
+        # The copy may come from a base model in another dtype; bf16 keeps eight bits.
+        if copy.shape != own.shape or not torch.allclose(copy.float(), own.float().cpu(), rtol=2**-7, atol=1e-6):
+            raise BadRequest(f"{folder} was trained over other weights of {layer} than this model's")
+    return tensors
 
 
 def peft_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
@@ -116,12 +124,13 @@ def peft_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
     return LoraSettings(rank=found.rank, alpha=found.alpha, seed=seed, targets=() if set(targets) == usual else targets)
 
 
-def read_peft_weights(folder: Path, shapes: dict[str, torch.Size], info: ModelInfo) -> dict[str, Tensor]:
+def read_peft_weights(folder: Path, shapes: dict[str, torch.Size], info: ModelInfo, model: Any) -> dict[str, Tensor]:
     """The tensors of a PEFT folder under the names of the engine's own parameters, which have these shapes."""
     if (folder / MANIFEST).exists():
         check_model(folder, read_manifest(folder, KIND), info)
     tensors = {
-        name.removeprefix(PREFIX).removesuffix(".weight"): tensor.float() for name, tensor in _tensors(folder).items()
+        name.removeprefix(PREFIX).removesuffix(".weight"): tensor.float()
+        for name, tensor in _tensors(folder, model).items()
     }
     found = shapes_of(tensors)
     wrong = [name for name in sorted({*shapes, *found}) if shapes.get(name) != found.get(name)]

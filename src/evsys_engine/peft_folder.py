@@ -16,6 +16,8 @@ from evsys_engine.types import BadRequest, JsonObject
 
 CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+BASE_COPY = ".base_layer.weight"
+"""End of the name under which PEFT saves the base model's own weights of an adapted head, unchanged."""
 UNUSUAL = (
     "use_dora",
     "use_rslora",
@@ -32,6 +34,9 @@ UNUSUAL = (
     "megatron_config",
     "alora_invocation_tokens",
     "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
 )
 """Settings of PEFT that change what the tensors mean, when they are set."""
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -101,18 +106,17 @@ def _unusual(config: JsonObject) -> str | None:
 
 def _layers(folder: Path) -> tuple[str, ...]:
     """The layers whose pairs are in the file; any other tensor is refused by its name."""
-    names = tensor_names(folder / ADAPTER)
-    pairs = {
-        PREFIX + layer + part for layer in _adapted_modules(names) for part in (".lora_A.weight", ".lora_B.weight")
-    }
-    other = sorted(set(names) ^ pairs)
+    names = set(tensor_names(folder / ADAPTER))
+    layers = _adapted_modules(names)
+    pairs = {PREFIX + layer + part for layer in layers for part in (".lora_A.weight", ".lora_B.weight")}
+    other = sorted((names - {PREFIX + layer + BASE_COPY for layer in layers}) ^ pairs)
     if other or not pairs:
         strange = ", ".join(other[:3]) or "it is empty"
         raise BadRequest(f"{folder / ADAPTER} holds other tensors than pairs of lora_A and lora_B: {strange}")
-    return tuple(sorted(_adapted_modules(names)))
+    return tuple(sorted(layers))
 
 
-def _adapted_modules(names: list[str]) -> set[str]:
+def _adapted_modules(names: set[str]) -> set[str]:
     ends = (".lora_A.weight", ".lora_B.weight")
     return {name[len(PREFIX) : -len(ends[0])] for name in names if name.startswith(PREFIX) and name.endswith(ends)}
 

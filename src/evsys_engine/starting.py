@@ -40,4 +40,4 @@ def read_start(
     if not is_peft_folder(folder):
         return read_snapshot(folder, settings, info, shapes)
     check_settings(folder, asdict(peft_settings(folder, model, seed=settings.seed)), settings)
-    return StateSnapshot(weights=read_peft_weights(folder, shapes, info), moments={}, steps=0)
+    return StateSnapshot(weights=read_peft_weights(folder, shapes, info, model), moments={}, steps=0)

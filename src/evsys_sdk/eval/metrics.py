@@ -263,8 +263,10 @@ def tokens_of(rollout: Rollout) -> int:
     """Tokens read and written in all turns; where the turns hold none, what the agent reported."""
     # Every turn's whole prompt: what is read again in each turn counts in each.
     counted = sum(len(turn.prompt_tokens) + len(turn.completion_tokens) for turn in rollout.turns)
-    reported = (rollout.metadata.get("n_input_tokens") or 0) + (rollout.metadata.get("n_output_tokens") or 0)
-    return counted or reported
+    reported = [rollout.metadata.get(name) for name in ("n_input_tokens", "n_output_tokens")]
+    if not counted and rollout.turns and all(number is None for number in reported):
+        raise EvsysError("the number of tokens is not known: the client tells texts alone; give it `acomplete`")
+    return counted or sum(number or 0 for number in reported)
 
 
 @register_metric("cost")
@@ -279,7 +281,9 @@ class Cost:
         def cost(rollout: Rollout) -> float:
             if rollout.metadata.get("unpriced"):  # its cost_usd of 0 means "not known"
                 model = rollout.metadata.get("model", "the model")
-                raise EvsysError(f"the price of {model} is not known: give the client `price: {{input, output}}`")
+                raise EvsysError(
+                    f"the price of {model} is not known: give the client of a hosted model `price: {{input, output}}`"
+                )
             return rollout.cost_usd
 
         return _mean_per_task(rollouts, cost)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from evsys_sdk.answers import answer_in, same_answer, wanted_answer
@@ -19,10 +19,10 @@ from evsys_sdk.data_types import Columns, Content, HarborTask, InProcessVerifier
 from evsys_sdk.errors import BackendError, Cancelled, DataError, EvsysError, error_boundary, shorten
 from evsys_sdk.eval.evaluate import evaluate
 from evsys_sdk.eval.scoring import NamedMetric
-from evsys_sdk.inference.base import Prompt
-from evsys_sdk.protocols import EvalResult, FinishedRollouts, InferenceClient, Rollout, Row, Turn
+from evsys_sdk.inference.base import Completion, Prompt
+from evsys_sdk.protocols import EvalResult, FinishedRollouts, InferenceClient, Rollout, RolloutStatus, Row
 from evsys_sdk.registry import verifiers
-from evsys_sdk.rollout.client_model import answer_each, call_generate, shortest
+from evsys_sdk.rollout.client_model import answer_each, call_generate, shortest, with_answer
 
 Ask = Callable[[Prompt], Awaitable[str]]
 
@@ -47,7 +47,7 @@ class RowQuestion:
 class RowModel:
     """A client that answers rows: graded by the row's verifier, else by comparison with the row's own answer."""
 
-    ask: Ask
+    ask: Callable[[Prompt], Awaitable[Completion]]
     concurrency: int
     clock: Callable[[], float] = time.monotonic
 
@@ -60,14 +60,17 @@ class RowModel:
 
     async def _answer(self, question: RowQuestion, sample: int) -> Rollout:
         started, plan = self.clock(), question.verifier
-        text: str | None = None
+        about = {"prompt": question.prompt, "target": question.target}
+        rollout = Rollout(task_id=question.task_id, metadata=about)
         reward, error = None, None
         try:
             with error_boundary(BackendError, f"inference on {question.task_id}"):
-                answer: object = await self.ask(question.prompt)
-            if not isinstance(answer, str):
-                raise BackendError(f"inference on {question.task_id} returned {type(answer).__name__}, not text")
-            text = answer
+                answer = await self.ask(question.prompt)
+                text: object = answer.text
+            if not isinstance(text, str):
+                raise BackendError(f"inference on {question.task_id} returned {type(text).__name__}, not text")
+            rollout = with_answer(rollout, answer)
+            rollout.metadata["prediction"] = answer_in(text)
             if plan is None:
                 reward = float(same_answer(text, question.target))
             else:
@@ -84,16 +87,8 @@ class RowModel:
             raise
         except EvsysError as exc:
             error = str(exc)
-        about = {"prompt": question.prompt, "target": question.target}
-        return Rollout(
-            task_id=question.task_id,
-            turns=[] if text is None else [Turn(prompt_tokens=[], completion_tokens=[], logprobs=[], text=text)],
-            reward=reward,
-            status="infra_error" if error else "ok",
-            error=error,
-            seconds=self.clock() - started,
-            metadata=about if text is None else {**about, "prediction": answer_in(text)},
-        )
+        status: RolloutStatus = "infra_error" if error else "ok"
+        return replace(rollout, reward=reward, status=status, error=error, seconds=self.clock() - started)
 
 
 async def score_rows(
@@ -114,7 +109,7 @@ async def score_rows(
     if finished:  # the same hash for the same questions, answers and verifiers
         text = json.dumps([asdict(one) for one in questions], default=repr)
         done = finished(hashlib.sha256(text.encode()).hexdigest())
-    model = RowModel(ask=asker(client), concurrency=concurrency, clock=clock)
+    model = RowModel(ask=_completer(client), concurrency=concurrency, clock=clock)
     return await evaluate(model, questions, metrics, name="eval", split="eval", finished=done, clock=clock)
 
 
@@ -131,6 +126,19 @@ def asker(client: InferenceClient) -> Ask:
         temperature=getattr(settings, "temperature", 0.0),
         stop=getattr(settings, "stop", None),
     )
+
+
+def _completer(client: InferenceClient) -> Callable[[Prompt], Awaitable[Completion]]:
+    """As `asker`, with what the answer took where the client tells: all of ours do, by `acomplete`."""
+    acomplete = getattr(client, "acomplete", None)
+    if callable(acomplete):
+        return lambda prompt: acomplete(prompt=prompt)
+    ask = asker(client)
+
+    async def complete(prompt: Prompt) -> Completion:
+        return Completion(text=await ask(prompt))
+
+    return complete
 
 
 def question_of(row: Row, index: int) -> RowQuestion:

@@ -8,7 +8,7 @@ renderer (`attach`), so the model is asked in exactly the form it was trained in
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -23,6 +23,9 @@ from evsys_sdk.training_api import ModelInput, SamplingClient, SamplingParams, d
 
 class TrainedModelClient(AskingClient):
     """Asks the trained model; `attach` must come first."""
+
+    usd_per_answer: ClassVar[float | None] = 0.0
+    """This machine's own time is not billed; None where a server bills in its own way."""
 
     class Config(AskingClient.Config):
         temperature: float = Field(default=0.0, ge=0)
@@ -53,6 +56,7 @@ class TrainedModelClient(AskingClient):
             text=text_of(sequence.tokens, renderer.tokenizer),
             input_tokens=len(prompt),
             output_tokens=len(sequence.tokens),
+            cost_usd=self.usd_per_answer,
             stop_reason=sequence.stop_reason,
             seconds=time.monotonic() - began,
         )
@@ -75,6 +79,7 @@ class MockInference(TrainedModelClient):
             text=" ".join(kept),
             input_tokens=len(words),
             output_tokens=len(kept),
+            cost_usd=0.0,
             stop_reason="length" if len(kept) < len(words) else "stop",
         )
 
@@ -87,6 +92,8 @@ class LocalInference(TrainedModelClient):
 @register_inference("tinker")
 class TinkerInference(TrainedModelClient):
     """The model trained by this run, on Tinker."""
+
+    usd_per_answer = None
 
 
 def is_trained_here(kind: str) -> bool:

@@ -103,7 +103,7 @@ class ClientModel:
         started = self.clock()
         rollout = Rollout(task_id=task.task_id, metadata={"sample": sample})
         try:
-            rollout = _with_answer(rollout, await self._ask(task))
+            rollout = with_answer(rollout, await self._ask(task))
             verdict = await within(self.grade(task, rollout.completion), self.verifier_seconds)
             said = {"verifier": verdict.info} if verdict.info else {}
             rollout = replace(rollout, reward=verdict.reward, metadata={**rollout.metadata, **said})
@@ -136,7 +136,7 @@ async def ask(client: InferenceClient, messages: list[Message], sampling: Sampli
     return Completion(text=text)
 
 
-def _with_answer(rollout: Rollout, answer: Completion) -> Rollout:
+def with_answer(rollout: Rollout, answer: Completion) -> Rollout:
     """The rollout with the answer; a provider tells its tokens by number only."""
     about = {
         "model": answer.model or None,

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from evsys_engine.models import find_model
 from evsys_sdk.backends.local import LocalBackend
 from evsys_sdk.checks.preflight import validate_yaml
-from evsys_sdk.errors import ConfigError
+from evsys_sdk.errors import BackendError, ConfigError
 from evsys_sdk.registry import algorithms
 from evsys_sdk.testing import training_context
 
@@ -57,7 +57,13 @@ def logits(base: Path, folder: str | Path):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"target_modules": "all-linear"}, {"layers_to_transform": [1]}, {"target_modules": ["up_proj", "o_proj"]}],
+    [
+        {},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": "all-linear"},
+        {"layers_to_transform": [1]},
+        {"target_modules": ["up_proj", "o_proj"]},
+    ],
 )
 def test_training_resumes_from_the_adapter_with_its_own_rank_alpha_and_layers(base, tmp_path, settings):
     start = peft_folder(base, tmp_path / "peft", **settings)
@@ -67,8 +73,18 @@ def test_training_resumes_from_the_adapter_with_its_own_rank_alpha_and_layers(ba
     assert torch.allclose(logits(base, result.artifacts["final_sampler"]), logits(base, start), atol=1e-5)
     saved = json.loads((Path(result.artifacts["final_sampler"]) / "adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == (3, 12)
-    names = load_file(start / "adapter_model.safetensors").keys()
+    # Of an adapted head PEFT also saves the base model's weights, which are no part of the adapter.
+    names = {name for name in load_file(start / "adapter_model.safetensors") if ".lora_" in name}
     assert load_file(Path(result.artifacts["final_sampler"]) / "adapter_model.safetensors").keys() == names
+
+
+def test_an_adapted_head_over_other_weights_is_refused(base, tmp_path):
+    start = peft_folder(base, tmp_path / "peft", target_modules=["lm_head"])
+    tensors = load_file(start / "adapter_model.safetensors")
+    (name,) = (name for name in tensors if name.endswith(".base_layer.weight"))
+    save_file({**tensors, name: tensors[name] + 0.1}, start / "adapter_model.safetensors")
+    with pytest.raises(BackendError, match="trained over other weights of lm_head than this model's"):
+        train(tmp_path / "run", start)
 
 
 def test_it_learns_and_a_second_run_resumes_from_the_first_ones_state(base, tmp_path):
@@ -115,6 +131,9 @@ def refusal(tmp_path: Path, start: Path, **more) -> str:
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ({"lora_bias": True}, "lora_bias"),
+        ({"kasa_config": {"beta": 1e-4, "gamma": 1e-3}}, "kasa_config"),
+        ({"velora_config": {"num_groups": 2}}, "velora_config"),
+        ({"monteclora_config": {"num_samples": 4}}, "monteclora_config"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: pissa_niter_4"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"r": 0}, "r must be"),

@@ -9,7 +9,7 @@ import pytest
 
 from evsys_sdk.errors import Cancelled, DataError
 from evsys_sdk.eval.row_eval import prompt_of, question_of, score_rows, target_of
-from evsys_sdk.registry import metrics, verifiers
+from evsys_sdk.registry import get_inference, metrics, verifiers
 
 CHAT = [
     {"role": "system", "content": "Be short."},
@@ -168,3 +168,19 @@ async def test_the_limit_takes_the_first_rows():
 async def test_a_cancelled_run_passes_through():
     with pytest.raises(Cancelled):
         await scored([{"prompt": "a", "answer": "x"}], Client({"a": Cancelled("stop")}), "exact_match")
+
+
+async def test_what_answers_took_reaches_the_metrics_tokens_and_cost():
+    row = {"prompt": "What is the capital of France", "answer": "Paris"}
+    result = await scored([row], get_inference("mock")(), "tokens", "cost")
+    # The mock client repeats the question's six words and says so.
+    assert [(score.value, score.error) for score in result.scores] == [(12.0, None), (0.0, None)]
+    assert result.rollouts[0].metadata["n_output_tokens"] == 6
+
+
+async def test_tokens_that_a_client_does_not_tell_are_not_counted_as_none():
+    result = await scored([{"prompt": "Q", "answer": "Paris"}], Client(), "exact_match", "tokens", "cost")
+    exact, tokens, cost = result.scores
+    assert exact.value == 1.0
+    assert tokens.value is None and "not known" in tokens.error
+    assert cost.value is None and "not known" in cost.error
