@@ -35,7 +35,7 @@ MOST_DOMAINS = 16
 WRITE_FILE, REFER, TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 MAKE_AND_REMOVE = 0b1_1111_1111 << 4
 """Remove folders and files; make devices, folders, files, sockets, pipes and links."""
-SCOPE_ABSTRACT_UNIX_SOCKET = 1
+SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 PATH_BENEATH = 1
 AT_FDCWD, O_PATH_CLOEXEC = -100, 0o10000000 | 0o2000000
 OPEN_FILES = "/proc/self/fd/"
@@ -61,10 +61,11 @@ def confine(
     writable: list[str] | None,
     until_call: Callable[[int], None],
     handles: Sequence[Handle] = (),
+    keeps_signals: bool = False,
 ) -> None:
     """Have a process, which stands at the end of a system call, enter a new Landlock domain; one in which it
     can write to these places only, where they are given. `until_call` lets it run to the next beginning or end of a
-    system call. The `handles` are exchanged before."""
+    system call. The `handles` are exchanged before. `keeps_signals`: it can send signals only to what it starts."""
     registers = get_registers(tid, machine)
     # Far below the stack pointer: bash may be at work here (a file without a `#!` line), and the 128 bytes below the
     # pointer are in use on x86_64. What lies there is put back at the end.
@@ -106,7 +107,7 @@ def confine(
         call(machine.close, new)
 
     # TRUNCATE exists since version 3 of Landlock (Linux 6.2), scopes since version 6 (Linux 6.12).
-    scope = SCOPE_ABSTRACT_UNIX_SOCKET if version >= 6 else 0
+    scope = SCOPE_ABSTRACT_UNIX_SOCKET | (SCOPE_SIGNAL if keeps_signals else 0) if version >= 6 else 0
     of_files = WRITE_FILE | (TRUNCATE if version >= 3 else 0)
     # Without a list of places: a domain that allows moves between folders everywhere. One that did not speak of them
     # would refuse them in every domain below it that is about files, and so to every program of the agent.

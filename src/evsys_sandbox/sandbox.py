@@ -385,10 +385,13 @@ class Sandbox:
             file.write(data)
             os.fchmod(file.fileno(), mode)
 
-    def read(self, path: str, *, limit_bytes: int = 64 << 20) -> bytes:
-        """A file out of one of the folders; FileNotFoundError when it is not there."""
+    def read(self, path: str, *, limit_bytes: int = 64 << 20, is_cut: bool = False) -> bytes:
+        """A file out of one of the folders; FileNotFoundError when it is not there. One that is longer than the limit
+        is refused, or cut there (`is_cut`)."""
         with self._open_inside(path, os.O_RDONLY) as file:
             data = file.read(limit_bytes + 1)
+        if is_cut:
+            return data[:limit_bytes]
         if len(data) > limit_bytes:
             raise SandboxError(f"{path} is larger than the {limit_bytes} bytes that may be read")
         return data

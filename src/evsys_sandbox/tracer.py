@@ -285,8 +285,8 @@ class Tracer:
         if not has_failed and call not in PLACES and not has_arrived(tid, call, result, self.guarded):
             return
         name = opening if isinstance(opening, OpenedName) else read_name(tid, *opening)
-        # In other places the agent can have laid no link.
-        if name.folder is None and call not in ENTERS and not is_agents(name.path):
+        # In other places the agent can have laid no link, though the tests can have brought one there.
+        if name.folder is None and call not in ENTERS and call not in PLACES and not is_agents(name.path):
             return
         if call in PLACES:
             link = None if has_failed else leading_link(tid, name, self.guarded)
@@ -394,6 +394,9 @@ class Tracer:
                     writable=writable,
                     handles=handles,
                     until_call=self._until_call,
+                    # A checker that is killed has found no fault. Where programs are to outlive the one that started
+                    # them, another one may have to stop them (`stop.sh`), and all of them are beside each other.
+                    keeps_signals=is_first_of_agents and self.kills_strays,
                 )
                 while self.put_off:
                     os.kill(process, self.put_off.pop())

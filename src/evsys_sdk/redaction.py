@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import html
 import json
 import os
 import re
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
@@ -27,6 +29,8 @@ SHORTEST = 8
 """Shorter values are words that stand in other texts too."""
 SHORTEST_NAMED = 6
 """For a value that a config names as a secret, if it has a digit beside letters or signs: `hunter2`."""
+SHORTEST_ONE_CASE = 12
+"""Of values that are looked for in upper and lower case too: a shorter one may then be a word, or a variable's name."""
 SHORTEST_NUMBER = 12
 """Digits of a number that counts as a secret because of its variable's name alone; a config can name shorter ones."""
 
@@ -36,9 +40,21 @@ _SECRET_VARIABLE = re.compile(
 """Names of environment variables; their values must look like a secret besides."""
 _SECRET_SETTING = re.compile(
     r"(?i)(^|_)(api_?keys?|(api|auth|access|bearer|hf|refresh|session|id)_?tokens?|(secret|access|private|signing)_?keys?|"
-    r"client_?secret|secrets?|passwords?|passwd|pwd|passphrase|credentials?|authorization|cookies?)$|^(token|pass|auth)$"
+    r"client_?secret|secrets?|passwords?|passwd|pwd|passphrase|credentials?(_?json)?|authorization|cookies?|bearer|"
+    r"basic_?auth|connection_?string|service_?account(_?(json|key|info))?|license_?key|"
+    r"(openai|anthropic|claude|gemini|google|azure|aws|huggingface|wandb|mistral|cohere|tinker|e2b|fireworks|together|"
+    r"groq|xai|deepseek|openrouter|github|slack)_?(key|token))$|^(token|pass|auth)$"
 )
 """Names of settings: not `cluster_key`, `eos_token`, `max_tokens`."""
+_USER = re.compile(r"[\w.@+-]{1,64}")
+"""Before the `:` of `user:password`."""
+_UPPER_CASE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+"""A setting of such a name is a variable, as in `env: {MY_KEY: ...}`."""
+_PART_OF_CONNECTION = re.compile(r"(?i)(?:^|;)\s*[a-z ]*(?:key|password|pwd|secret|token|signature)\s*=\s*([^;\s]+)")
+"""`Server=h;AccountKey=...`, as databases and clouds have it."""
+_HEADER_LINE = re.compile(r"(?m)^\s*([A-Za-z0-9-]+)\s*[:=]\s*(.+?)\s*$")
+LONGEST_JSON = 65_536
+"""Letters of a setting that is read as JSON, such as the key file of a service account."""
 _HEADERS_SETTING = re.compile(r"(?i)(^|_)headers?$")
 _PLAIN_HEADER = re.compile(
     r"(?i)accept(-.*)?|content-.*|user-agent|cache-control|connection|host|origin|referer|date|traceparent"
@@ -404,8 +420,12 @@ def _in_settings(settings: object, environ: Mapping[str, str]) -> Iterator[str]:
                     yield from _secret_values(value)
             elif is_secret_name(name):
                 yield from _all_below(value)
-            elif _HEADERS_SETTING.search(name) and isinstance(value, Mapping):
-                secret = {header: item for header, item in value.items() if not _PLAIN_HEADER.fullmatch(str(header))}
+                yield from _in_settings(value, environ)
+            elif isinstance(value, str) and _UPPER_CASE.fullmatch(name) and _SECRET_VARIABLE.search(name):
+                if _looks_secret(name, value):
+                    yield from _secret_values(value)
+            elif _HEADERS_SETTING.search(name):
+                secret = {header: item for header, item in _headers(value) if not _PLAIN_HEADER.fullmatch(header)}
                 yield from _all_below(secret)
                 yield from _in_settings(secret, environ)
             else:
@@ -419,6 +439,26 @@ def _in_settings(settings: object, environ: Mapping[str, str]) -> Iterator[str]:
             if _looks_secret(variable, environ[variable]):
                 yield from _secret_values(environ[variable])
         yield from _in_url(settings)
+        if "=" in settings and "://" not in settings:
+            for found in _PART_OF_CONNECTION.findall(settings):
+                yield from _secret_values(found)
+        if settings.lstrip()[:1] == "{" and len(settings) <= LONGEST_JSON:
+            with contextlib.suppress(ValueError, RecursionError):  # text in braces
+                yield from _in_settings(json.loads(settings), environ)
+
+
+def _headers(value: object) -> Iterator[tuple[str, object]]:
+    """Headers as a mapping, as pairs, or as lines `Name: value`."""
+    if isinstance(value, Mapping):
+        yield from ((str(header), item) for header, item in value.items())
+    elif isinstance(value, str):
+        yield from _HEADER_LINE.findall(value)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            if isinstance(one, list | tuple) and len(one) == 2:
+                yield str(one[0]), one[1]
+            elif isinstance(one, str | Mapping):
+                yield from _headers(one)
 
 
 def _is_secret_parameter(name: str, value: str) -> bool:
@@ -485,6 +525,9 @@ def _secret_values(value: str) -> Iterator[str]:
         said = _from_base64(rest) if scheme.lower() == "basic" else None
         if said and ":" in said:
             yield from (text for text in (said, said.partition(":")[2]) if _is_fit(text, named=True))
+    user, _, password = value.strip().partition(":")
+    if _USER.fullmatch(user) and _is_fit(password, named=True) and not password.startswith("//"):
+        yield password
     yield from _in_url(value)
 
 
@@ -509,13 +552,29 @@ def _looks_secret(name: str, value: str) -> bool:
 
 
 def _forms(value: str) -> set[str]:
-    """The value as it is, and as JSON (once and twice), a URL, HTML, hex and Python's repr write it."""
+    """The value as it is, in one case, and as JSON and URLs (also twice), HTML, hex and Python's repr write it."""
     once = json.dumps(value)[1:-1]
-    written = {value, once, json.dumps(value, ensure_ascii=False)[1:-1], json.dumps(once)[1:-1], repr(value)[1:-1]}
+    twice = json.dumps(once)[1:-1]
+    written = {
+        value,
+        once,
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        twice,
+        json.dumps(twice)[1:-1],
+        repr(value)[1:-1],
+    }
+    if not value.isascii():
+        as_bytes = value.encode(errors="surrogatepass")
+        written |= {repr(as_bytes)[2:-1], as_bytes.decode("latin-1")}
+        written |= {unicodedata.normalize(form, value) for form in ("NFC", "NFD")}
     in_url = {quote(value, safe=""), quote(value), quote_plus(value)}
+    in_url |= {quote(text, safe="") for text in in_url}  # a URL that stands in the query of another
     in_url |= {re.sub("%..", lambda found: found[0].lower(), text) for text in in_url}
     coded = value.encode(errors="surrogatepass").hex()
-    return {*written, *in_url, html.escape(value), html.escape(value, quote=False), coded, coded.upper()}
+    in_html = {html.escape(value), html.escape(value, quote=False)}
+    # A header or a host that a proxy has written in lower case, a variable that a shell has written in upper case.
+    one_case = {value.lower(), value.upper()} if len(value) >= SHORTEST_ONE_CASE else set()
+    return {*written, *in_url, *in_html, *one_case, coded, coded.upper()}
 
 
 def _base64_parts(value: str) -> set[str]:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import logging
+import unicodedata
 from urllib.parse import quote
 
 import pytest
@@ -91,8 +92,49 @@ def test_a_secret_is_known_by_value_in_every_form_it_is_written(monkeypatch):
         json.dumps('qu"o/te\\d-pässword7', ensure_ascii=False),
         repr('qu"o/te\\d-pässword7'),
         "qu%22o%2Fte%5Cd-p%C3%A4ssword7",
+        "qu%2522o%252Fte%255Cd-p%25C3%25A4ssword7",
+        'QU"O/TE\\D-PÄSSWORD7',
+        repr('qu"o/te\\d-pässword7'.encode())[1:],
+        'qu"o/te\\d-pässword7'.encode().decode("latin-1"),
+        unicodedata.normalize("NFD", 'qu"o/te\\d-pässword7'),
     ):
         assert redact_values(f"it said {text}!").replace("'", "").replace('"', "") == f"it said {REDACTED}!"
+    assert "ssword" not in redact_values(json.dumps(json.dumps(json.dumps('qu"o/te\\d-pässword7'))))
+
+
+@pytest.mark.parametrize(
+    ("settings", "secret"),
+    [
+        ({"env": {"MYSVC_KEY": "ev19tok8key777"}}, "ev19tok8key777"),
+        ({"SECRET_KEY_BASE": "skb9tok8key7777"}, "skb9tok8key7777"),
+        ({"headers": "Accept: a/b\nX-Gate: hs19tok8key777"}, "hs19tok8key777"),
+        ({"http_headers": [["X-Gate", "xl19tok8key777"]]}, "xl19tok8key777"),
+        ({"headers": ["X-Gate: xm19tok8key777"]}, "xm19tok8key777"),
+        ({"connection_string": "Server=h;AccountKey=Zz81kkQ9xx+/ab=="}, "Zz81kkQ9xx+/ab=="),
+        ({"db": "host=h;Password=pz81kkQ9xx;"}, "pz81kkQ9xx"),
+        ({"basic_auth": "bob:s3cretpw9"}, "s3cretpw9"),
+        ({"openai_key": "okey9dash8key77"}, "okey9dash8key77"),
+        ({"service_account": '{"type": "service_account", "private_key": "cj19tok8key777"}'}, "cj19tok8key777"),
+        ({"given": '{"api_key": "gj19tok8key777"}'}, "gj19tok8key777"),
+    ],
+)
+def test_keys_in_settings_of_many_shapes_are_secrets(settings, secret):
+    learn_from_settings(settings, {})
+    assert redact(f"the server refused {secret}.") == f"the server refused {REDACTED}."
+
+
+def test_settings_that_hold_no_key_do_not_become_secrets():
+    learn_from_settings(
+        {
+            "env": {"MAX_TOKENS": "twelve hundred", "CLUSTER_KEY": "templates", "HF_HOME": "/models/cache/hf"},
+            "headers": {"Accept": "application/json", "User-Agent": "lab-client-7"},
+            "sort_key": "difficulty-level-2",
+            "note": "score=high; template=mail-2024",
+        },
+        {},
+    )
+    said = "twelve hundred templates in /models/cache/hf: application/json lab-client-7 difficulty-level-2 mail-2024"
+    assert redact(said) == said
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("harbor", reason="needs the extra harbor")
 
 from evsys_sandbox.grading import SITECUSTOMIZE
+from evsys_sandbox.landlock import landlock_version
 from evsys_sandbox.sandbox import run_sandboxed, why_unavailable
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
 from evsys_sdk.data_types import E2BVerifier, HarborTask
@@ -655,6 +656,64 @@ async def test_a_program_forges_no_reward_while_it_runs(attack, tmp_path):
     assert await reward_of(task_with(tests, tmp_path), program) == 0.0
 
 
+KILLS = "import os, signal, time\ndef kill(name, number):\n  for pid in filter(str.isdigit, os.listdir('/proc')):\n    try:\n      if name in open(f'/proc/{pid}/cmdline').read(): os.kill(int(pid), number)\n    except OSError: pass\n"
+SIGNALLED = {
+    "kills the comparer behind its pipe": (
+        f"./x | diff - /tests/expected.txt > /dev/shm/d; if [ -s /dev/shm/d ]; then echo 0 > {REWARD}; else echo 1 > {REWARD}; fi",
+        "time.sleep(0.1)\nkill('diff', signal.SIGKILL)\nprint(41)",
+    ),
+    "kills the checker that would lower the reward": (
+        f'echo 1 > {REWARD}; python3 -c \'import subprocess, sys; sys.exit(subprocess.run("./x", stdout=-1).stdout != b"42")\'; [ $? = 1 ] && echo 0 > {REWARD}; true',
+        "os.kill(os.getppid(), signal.SIGKILL); time.sleep(1)",
+    ),
+    "kills its whole process group": (
+        f"trap : TERM; bash -c 'trap : TERM; diff <(./x) /tests/expected.txt > /dev/shm/d'; [ -s /dev/shm/d ] && echo 0 > {REWARD} || echo 1 > {REWARD}",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, signal.SIGTERM); time.sleep(0.2); print(41)",
+    ),
+    "sends a signal that the tests take for success": (
+        f"trap 'echo 1 > {REWARD}' USR1; ./x; [ -s {REWARD} ] || echo 0 > {REWARD}",
+        "os.kill(os.getppid(), signal.SIGUSR1)",
+    ),
+    "has a signal sent by an event of its own pipe": (
+        f"trap 'echo 1 > {REWARD}' USR1; ./x; [ -s {REWARD} ] || echo 0 > {REWARD}",
+        "import fcntl; a, b = os.pipe(); fcntl.fcntl(a, fcntl.F_SETOWN, os.getppid()); fcntl.fcntl(a, 10, signal.SIGUSR1)\n"
+        "fcntl.fcntl(a, fcntl.F_SETFL, os.O_ASYNC); os.write(b, b'x'); time.sleep(0.2)",
+    ),
+}
+"""Tests that run in /app and must give 0, and Python of the model's, which they run as `./x`."""
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="a kernel before 6.12 cannot refuse signals")
+@pytest.mark.parametrize("attack", SIGNALLED)
+async def test_a_program_forges_no_reward_by_signals(attack, tmp_path):
+    does, program = SIGNALLED[attack]
+    tests = {"test.sh": f"#!/bin/bash\ncd /app\n{does}\n", "expected.txt": "42\n"}
+    wrote = f"cat > /app/x <<'EOF'\n#!/usr/bin/python3\n{KILLS}{program}\nEOF\nchmod +x /app/x"
+    assert await reward_of(task_with(tests, tmp_path), wrote) == 0.0
+
+
+async def test_a_program_stops_what_it_started_and_one_of_a_service_stops_another(tmp_path):
+    """Signals within a program, and where the tests speak of a server, between the programs of the model."""
+    test_sh = f"""#!/bin/bash
+cd /app; ./within || exit 1
+{{service}}
+echo 1 > {REWARD}
+"""
+    wrote = (
+        "printf '#!/bin/bash\\nsleep 60 & kill $!; wait $!; [ $? = 143 ] && timeout 0.1 sleep 9; [ $? = 124 ]\\n' > within; "
+        "printf '#!/bin/bash\\nsleep 60 & echo $! > pid\\n' > start; printf '#!/bin/bash\\nkill $(cat pid)\\n' > stop; chmod +x *"
+    )
+    assert await reward_of(task_with({"test.sh": test_sh.format(service="")}, tmp_path / "a"), wrote) == 1.0
+    service = "./start && ./stop || exit 1  # the server"
+    assert await reward_of(task_with({"test.sh": test_sh.format(service=service)}, tmp_path / "b"), wrote) == 1.0
+
+
+async def test_a_program_that_prints_too_much_to_be_kept_has_failed_all_the_same(tmp_path):
+    tests = {"test.sh": f"#!/bin/bash\n/app/x\necho 0 > {REWARD}\n"}
+    prints = "printf '#!/bin/sh\\nhead -c 70000000 /dev/zero\\n' > /app/x; chmod +x /app/x"
+    assert await reward_of(task_with(tests, tmp_path), prints) == 0.0
+
+
 async def test_a_program_cannot_keep_the_tests_from_lowering_a_reward(tmp_path):
     tests = {"test.sh": f"#!/bin/bash\necho 1 > {REWARD}\npython3 /app/program.py || true\necho 0 > {REWARD}\n"}
     closes = f"import os; os.chmod('{REWARD}', 0o444); os.chmod('/logs/verifier', 0o555)"
@@ -913,6 +972,15 @@ BROUGHT_IN = {
     ),
     "a link behind one that takes for ever to follow": (
         f"cmp -s /app/answer.txt /tests/expected.txt {COMPARES}", f"{EXPLODES}ln -s z/../../tests/expected.txt /app/answer.txt"
+    ),
+    # A link that gets its name in the folder of the reward from the command line.
+    "a link moved to a name beside the reward": (
+        f"mv out.txt /logs/verifier/out.txt; echo 0 > {REWARD}; ./x > /logs/verifier/out.txt",
+        "ln -s reward.txt /app/out.txt; printf '#!/bin/sh\\necho 1\\n' > /app/x; chmod +x /app/x",
+    ),
+    "a link copied to a name beside the reward": (
+        f"cp -a out.txt /logs/verifier/out.txt; echo 0 > {REWARD}; ./x > /logs/verifier/out.txt",
+        "ln -s reward.txt /app/out.txt; printf '#!/bin/sh\\necho 1\\n' > /app/x; chmod +x /app/x",
     ),
     # 2. Links to open files.
     "an answer that is the input of the tests": (

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from evsys_sdk.contamination.normalize import Gram, Reading, grams_of, reversed_text, turned
+from evsys_sdk.contamination.normalize import Gram, Reading, grams_of, reversed_text, solid_text, turned
 from evsys_sdk.contamination.tasks import (
     COVERED,
     GRAM_WORDS,
@@ -103,6 +103,8 @@ class TaskIndex:
                 self.by_mask.setdefault(text.mask, []).append(text)
         self.by_numbers = {(text.mask, *text.numbers): text for text in self.texts}
         self.by_digits = {(text.mask, "".join(text.numbers)): text for text in self.texts}
+        solid = {solid_text(raw): text for raw, text in self.by_raw.items()}
+        self.by_solid = {letters: text for letters, text in solid.items() if len(letters) >= MIN_TURNED}
         self.longest = max((text.length for text in self.texts), default=0)
         self.pieces = {text.mask for text in self.texts if text.can_be_a_piece}
         self.longest_piece = max(map(len, self.pieces), default=0)
@@ -210,7 +212,10 @@ class TaskIndex:
         raw = self.by_raw.get(reading.text.strip())
         if raw is not None:
             return [_same(raw, "exact", "whole", reading)]
-        return self._compare_masked(reading.mask, reading.numbers, reading) if reading.mask in self.by_mask else []
+        if reading.mask in self.by_mask:
+            return self._compare_masked(reading.mask, reading.numbers, reading)
+        run_together = self.by_solid.get(reading.solid)
+        return [] if run_together is None else [_same(run_together, "normalised", "whole", reading)]
 
     def _within(self, reading: Reading, hits: Iterable[Gram]) -> Iterator[Match]:
         """Texts that stand in the middle of this one."""
@@ -350,6 +355,7 @@ class RowSearch:
         self.indexes = indexes
         self.grams: frozenset[Gram] = frozenset().union(*(index.grams for index in indexes))
         self.whole = {name for index in indexes for name in (*index.by_mask, *index.by_raw)}
+        self.solid: frozenset[str] = frozenset().union(*(index.by_solid for index in indexes))
         self.longest = max((index.longest for index in indexes), default=0)
         self.has_pieces = any(index.pieces for index in indexes)
         # What rot13 and reversal would make of them: the rows are turned only where one of these stands in them.
@@ -393,7 +399,8 @@ class RowSearch:
                     # Only ASCII letters can be turned; the others look like some, and are folded to them.
                     plain = reading.text if reading.text.isascii() else " ".join(reading.words)
                     matched |= self._look(turn(plain), from_prompt, found, may_be_turned=False)
-            if not (hits or self.has_pieces or reading.mask in self.whole or text.strip() in self.whole):
+            is_whole = reading.mask in self.whole or text.strip() in self.whole or reading.solid in self.solid
+            if not (hits or self.has_pieces or is_whole):
                 continue
             for number, index in enumerate(self.indexes):
                 if matches := index.matches(reading, hits & index.grams if hits else hits):

@@ -97,6 +97,11 @@ def grouped_numbers(words: Sequence[str]) -> list[list[str]]:
     return found
 
 
+def solid_text(text: str) -> str:
+    """The letters, digits and signs of numbers of a text, folded, without anything between."""
+    return "".join(words_of(text))
+
+
 def grams_of(words: Sequence[str], size: int) -> Iterator[Gram]:
     """Every run of `size` words."""
     return zip(*(words[start:] for start in range(size)), strict=False)
@@ -137,6 +142,13 @@ class Reading:
         return words_of(self.text)
 
     @property
+    def solid(self) -> str:
+        """The letters and digits alone, of a text whose words were run together or taken apart; else nothing. The mask
+        of such a text is another: `two` is a number, `intotwoparts` is none."""
+        letters, words = len(self.mask), len(self.run)
+        return solid_text(self.text) if not 2 * words <= letters <= MOST_LETTERS * words else ""
+
+    @property
     def numbers(self) -> list[str]:
         """Every number, also those inside words."""
         return _DIGITS.findall(self.text) if self._is_plain else numbers_in(self.words)
@@ -163,6 +175,8 @@ class Reading:
 # looked for from the other side, by turning the index and not the rows, so that a row without them costs nothing.
 
 
+MOST_LETTERS = 12
+"""Of a text with more letters per word, the spaces are taken for missing. English words have 5 on average."""
 MIN_CODED = 24
 """Letters of the shortest base64 that is decoded: 18 bytes. A shorter text is no task."""
 MAX_CODED = 1_000_000
@@ -185,7 +199,7 @@ _MARKUP = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _BLOCKS = re.compile(r"</?(?:br|div|h[1-6]|img|li|ol|p|pre|t|ul)", re.IGNORECASE)  # tags that part words; t: of tables
-_BACKSLASHED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
+_BACKSLASHED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|u\{(0{0,4}[0-9a-fA-F]{1,5})\})")
 _CODED = re.compile(r"[A-Za-z0-9+/_-]{24,}(?:\r?\n[A-Za-z0-9+/_-]{4,})*={0,2}")
 _CODED_WORD = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 _SEPARATOR = re.compile(r"[+/_-]")
@@ -201,13 +215,20 @@ _MIXED = re.compile(r"[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]")
 """In every coded text, and in few words."""
 _READABLE = re.compile(r"[\w\s.,;:!?'\"()\[\]{}<>/+*=%$#@&|`~^\\-]")
 _TAGS = re.compile("[\U000e0020-\U000e007e]{8,}")
+_SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{18,}")
+"""Bytes as invisible variation selectors, 256 of which Unicode has; each hides behind the letter before it."""
+# UTF-8 that was read as Windows-1252 or Latin-1: `donâ€™t`. A letter for the first byte, then one to three.
+_MISREAD = re.compile(
+    "[\u00c2-\u00f4][\u0080-\u00bf\u20ac\u201a\u0192\u201e\u2026\u2020\u2021\u02c6\u2030\u0160\u2039\u0152\u017d\u2018"
+    "\u2019\u201c\u201d\u2022\u2013\u2014\u02dc\u2122\u0161\u203a\u0153\u017e\u0178]{1,3}"
+)
 _TURN = str.maketrans(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "nopqrstuvwxyzabcdefghijklmNOPQRSTUVWXYZABCDEFGHIJKLM"
 )
 _ENCLOSED = (0x1F150, 0x1F170, 0x1F1E6)
 _PALOCHKA = str.maketrans("\u04c0\u04cf", "ii")
 # Accents and strokes that go with any letter; vowel signs of Indic, Arabic and Thai writing are none of these.
-MARKS = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+")
+MARKS = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+")
 _MORE_LOOK_ALIKES = str.maketrans(
     # Cyrillic; Armenian; Cherokee; phonetic letters and small capitals, which Unicode's table leaves as they are.
     "вкмнтьԍօսհոցզյᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷᏢᏒᏚᎢᏙᏔᏃɩʏᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡᴢʋηβεκμτυωⲟⲣ",
@@ -350,7 +371,7 @@ def _undo_escapes(text: str) -> str:
 
 
 def _escaped_letter(found: re.Match[str]) -> str:
-    letter = chr(int(found[1] or found[2], 16))
+    letter = chr(int(found[1] or found[2] or found[3], 16))
     return " " if "\ud800" <= letter <= "\udfff" else letter  # half of a pair, which is no letter
 
 
@@ -365,11 +386,26 @@ def _decode_once(text: str) -> Iterator[str]:
         yield from {by_case, by_case.translate(_PALOCHKA)} - {text}
         if _TAGS.search(text):
             yield "".join(chr(ord(tag) - 0xE0000) for run in _TAGS.findall(text) for tag in run)
+        for run in _SELECTORS.findall(text):
+            codes = (ord(one) - (0xFE00 if one < "\ufe10" else 0xE0100 - 16) for one in run)
+            if (said := _readable(bytes(codes))) is not None:
+                yield said
+        if _MISREAD.search(text) and (well_read := _MISREAD.sub(_read_as_utf8, text)) != text:
+            yield well_read
         # Coded text, in full-width letters or with invisible ones between.
         folded = unicodedata.normalize("NFKC", text.translate(_INVISIBLE))
         if folded.isascii() and may_be_coded(folded):
             yield folded
     yield from _from_base64(text)
+
+
+def _read_as_utf8(found: re.Match[str]) -> str:
+    """What stood there before UTF-8 was read as Windows-1252, which leaves five bytes out, or Latin-1."""
+    data = b"".join(one.encode("latin-1" if one < "\u0100" else "cp1252") for one in found[0])
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return found[0]
 
 
 def _from_base64(text: str) -> Iterator[str]:

@@ -333,7 +333,8 @@ class SandboxEnvironment(BaseEnvironment):
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         target = Path(target_path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(await asyncio.to_thread(self._open.read, self._inside(source_path)))
+        # Cut and not refused: a program that prints without end must not make its failure one of the machine.
+        target.write_bytes(await asyncio.to_thread(self._open.read, self._inside(source_path), is_cut=True))
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         target = Path(target_dir)

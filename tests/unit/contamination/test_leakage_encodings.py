@@ -205,13 +205,35 @@ def from_back_to_front(text: str) -> str:
     return text[::-1]
 
 
+def enclosing_marks(text: str) -> str:
+    return "".join(f"{letter}\u0300\u0489" if letter.isalpha() else letter for letter in text)
+
+
+def misread(text: str) -> str:
+    """UTF-8 with no-break spaces and a typographic quote, read as Windows-1252."""
+    return f"‘{text}".replace(" ", "\u00a0").encode().decode("cp1252")
+
+
+def misread_as_latin(text: str) -> str:
+    return f"—{text}".replace(" ", "\u2003").encode().decode("latin-1")
+
+
+def variation_selectors(text: str) -> str:
+    return "so" + "".join(chr(0xFE00 + byte if byte < 16 else 0xE0100 + byte - 16) for byte in text.encode())
+
+
+def braces(text: str) -> str:
+    return "".join(f"\\u{{{ord(letter):x}}}" for letter in text)
+
+
 DISGUISES = [
     cyrillic, greek, unicode_look_alikes, capitals_and_small, accents, strokes, entities, no_break, percent, tags,
     in_base64, in_lines, short_lines, groups_of_four, url_safe, wide, wide_big_endian, twice, behind_a_path, in_hex,
     in_base32, rot13, rot13_of_base64, three_times, percent_in_base64, base64_in_percent, entities_in_base64,
     backslashes, bytes_with_backslashes, bold_words, table_cells, comments_in_words, colours, quoted_printable,
     full_width, base64_in_full_width, base64_with_invisible_letters, invisible_letters_in_base64, rot13_in_full_width,
-    fillers, white_on_black, from_back_to_front,
+    fillers, white_on_black, from_back_to_front, enclosing_marks, misread, misread_as_latin,
+    variation_selectors, braces,
 ]  # fmt: skip
 
 
@@ -226,6 +248,29 @@ def test_and_within_a_longer_message(disguise):
     said = f"Look at this first, please.\n{disguise(LONG)}\nThen tell me what to make of it."
     row = {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "ok"}]}
     assert kinds(row)
+
+
+COUNTED = "A rope of 60 metres is cut into two parts, one of which is five times as long; how long are the two parts?"
+
+
+@pytest.mark.parametrize(
+    "spaces",
+    [
+        lambda text: text.replace(" ", ""),
+        lambda text: "".join(word.capitalize() for word in text.split()),
+        lambda text: text.replace(" ", "\u3164"),
+        lambda text: "\u2800".join(text),
+    ],
+    ids=["none", "capitals", "fillers", "after each letter"],
+)
+def test_a_text_with_spelt_numbers_is_found_without_its_spaces(spaces):
+    assert kinds({"prompt": spaces(COUNTED)}, COUNTED) == {"normalised": 1}
+
+
+def test_another_text_without_spaces_is_no_copy():
+    other = COUNTED.replace("rope", "cable").replace("cut into", "made of")
+    assert kinds({"prompt": other.replace(" ", "")}, COUNTED) == {}
+    assert kinds({"prompt": "???"}, "!!!") == {}
 
 
 def test_most_of_a_text_in_rot13_is_found():
