@@ -59,7 +59,8 @@ def test_items_travel_together_but_never_past_a_request_of_their_own() -> None:
 
 def test_a_batch_is_one_request_with_a_list() -> None:
     events = [wire.step_event("g", n, {"loss": 1.0}, ts=0.0) for n in (1, 2)]
-    request = wire.request_of([WireLine.read(json.dumps(event.to_dict()).encode(), wire.LineFrame()) for event in events])
+    lines = [json.dumps(event.to_dict()).encode() for event in events]
+    request = wire.request_of([WireLine.read(line, wire.LineFrame()) for line in lines])
     assert (request.method, request.path) == ("POST", wire.steps_path("g"))
     assert [item["step"] for item in json.loads(request.body)["steps"]] == [1, 2]
 
