@@ -6,6 +6,7 @@ In: `ServerOptions` and a socket. Out: answers, until it is stopped. Tables are 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
@@ -138,8 +140,14 @@ def setup_link() -> str | None:
 def serve(sock: socket.socket, *, on_ready: Callable[[], None] = lambda: None) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     import uvicorn
+    from django.conf import settings
 
     from evsys_dashboard.asgi import Application
+
+    import_module(settings.ROOT_URLCONF)  # else the first client or page waits for it
+    # What is loaded by now stays. Looking through it again and again for garbage took a third of the time in which a
+    # batch of points is written.
+    gc.freeze()
 
     class StoppableServer(uvicorn.Server):
         """Ends after a signal as a command that has done its work; uvicorn's own raises the signal again."""

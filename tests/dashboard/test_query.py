@@ -173,6 +173,26 @@ def test_rows_and_bytes_are_limited(filled, monkeypatch):
         run(filled, "select replace(printf('%.1000000c', 'x'), 'x', 'yyyyyyyyy')")
 
 
+@pytest.mark.parametrize("value", ["v", "cast(v as blob)"])
+def test_one_row_cannot_fill_the_memory(filled, value):
+    """A row is refused while it is made: 90 times 4 MB as text, and no 2,000 columns of anything."""
+    from evsys_dashboard.api.query import QueryRefused
+
+    long = "with x as (select printf('%.4000000c', 'x') v)"
+    with pytest.raises(QueryRefused, match="one row has more than 8 MB"):
+        run(filled, f"{long} select {', '.join([value] * 20)} from x")
+    with pytest.raises(QueryRefused, match="too many columns"):
+        run(filled, f"{long} select {', '.join([value] * 300)} from x")
+    assert (
+        len(
+            run(
+                filled, "select e.*, r.*, v.*, m.*, o.* from experiments e, runs r, evals v, metrics m, rollouts o"
+            ).columns
+        )
+        > 80
+    )
+
+
 def test_an_agents_key_sees_no_answers_to_test_tasks(filled):
     from django.test import Client
 

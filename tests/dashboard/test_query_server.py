@@ -136,3 +136,17 @@ def test_the_command_asks_the_server(filled, monkeypatch, capsys, tmp_path):
     assert main(["query", "select nme from experiments"]) == 1
     assert "nme" in capsys.readouterr().err
     assert not (tmp_path / ".evsys").exists()
+
+
+def test_a_statement_cannot_give_itself_more_time(filled):
+    """PostgreSQL counts the time of each FETCH by itself, and a row may set the limit of the next one."""
+    if filled.database_url.startswith("sqlite"):
+        pytest.skip("SQLite has one clock for the whole statement")
+    for sql in (
+        "select pg_sleep(0.008) from generate_series(1, 10000)",
+        "select set_config('statement_timeout', '0', false), case when n > 600 then pg_sleep(60) end "
+        "from generate_series(1, 1000) n",
+    ):
+        answer = ask(filled, sql)
+        assert (answer.status_code, "took longer than 5 s" in answer.text) == (422, True), (sql, answer.text)
+        assert answer.elapsed.total_seconds() < 40  # without the limit: 80, and 24,000

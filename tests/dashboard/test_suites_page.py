@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 
@@ -27,6 +28,18 @@ def test_versions_of_a_name_are_one_line_with_the_newest(visitor, project):
     for part in ("240", "77.0 kB", "abababababab", "of 2"):
         assert part in text
     assert "other" in visitor.get(f"/p/{project.id}/benchmarks").content.decode()
+
+
+@pytest.mark.parametrize("page", ["", "progress", "datasets", "benchmarks"])
+def test_an_empty_page_names_commands_that_exist(visitor, project, page):
+    from evsys_sdk.cli.main import parse
+
+    text = html.unescape(visitor.get(f"/p/{project.id}/{page}").content.decode())
+    commands = [line for part in re.findall(r"<code>(.*?)</code>", text, re.DOTALL) for line in part.splitlines()]
+    found = [line.split()[1:] for line in commands if line.startswith("evsys ")]
+    assert found
+    for words in found:
+        parse(words)  # raises for a verb or an option that does not exist
 
 
 def test_the_val_and_the_test_split_of_a_name_are_two_benchmarks(visitor, project):

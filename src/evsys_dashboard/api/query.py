@@ -24,7 +24,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,10 @@ MAX_SECONDS = 5.0
 MAX_ROWS = 10_000
 MAX_BYTES = 8 * 1024 * 1024
 MAX_VALUE_BYTES = 4 * 1024 * 1024
+MAX_COLUMNS = 100
+"""All columns of all views together are fewer; 2,000 copies of one long value would fill the memory in a single row."""
 MAX_SQL = 50_000
+ROW_TOO_LARGE = f"one row has more than {MAX_BYTES // 1024**2} MB; ask for fewer columns, or cut them with substr()"
 STEPS_BETWEEN_LOOKS = 10_000
 """Instructions of SQLite's machine between two looks at the clock: about a millisecond."""
 
@@ -96,11 +99,12 @@ def collect(cursor: Iterable[Any], columns: list[str], started: float) -> QueryR
     rows: list[list[Any]] = []
     size = 0
     for row in cursor:
-        values = [_plain(value) for value in row]
-        size += sum(len(value) if isinstance(value, str) else 16 for value in values)
+        size += sum(len(value) if isinstance(value, str | bytes) else 16 for value in row)
         if len(rows) >= MAX_ROWS or (rows and size > MAX_BYTES):
             return QueryResult(columns=columns, rows=rows, truncated=True, seconds=time.monotonic() - started)
-        rows.append(values)
+        if size > MAX_BYTES:
+            raise QueryRefused(ROW_TOO_LARGE)
+        rows.append([_plain(value) for value in row])
     return QueryResult(columns=columns, rows=rows, truncated=False, seconds=time.monotonic() - started)
 
 
@@ -147,6 +151,7 @@ def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = Fals
         for name in TABLE_FUNCTIONS:
             database.execute(f"SELECT 1 FROM {name}('[]')").fetchall()
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        database.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, MAX_COLUMNS)
         database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
         database.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 200)
@@ -165,6 +170,23 @@ def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = Fals
                 return sqlite3.SQLITE_OK
             return sqlite3.SQLITE_DENY
 
+        row_bytes = 0
+
+        def read_text(data: bytes) -> str:
+            # Called for each text of a row while the row is made: afterwards would be too late to refuse it.
+            nonlocal row_bytes
+            row_bytes += len(data)
+            if row_bytes > MAX_BYTES:
+                raise QueryRefused(ROW_TOO_LARGE)
+            return data.decode()
+
+        def read_rows(cursor: sqlite3.Cursor) -> Iterator[Any]:
+            nonlocal row_bytes
+            while (row := cursor.fetchone()) is not None:
+                row_bytes = 0
+                yield row
+
+        database.text_factory = read_text
         late = False
 
         def look_at_clock() -> int:
@@ -178,7 +200,7 @@ def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = Fals
             cursor = database.execute(sql)
             if cursor.description is None:
                 raise QueryRefused("only a SELECT is possible here")
-            return collect(cursor, [column[0] for column in cursor.description], started)
+            return collect(read_rows(cursor), [column[0] for column in cursor.description], started)
         except sqlite3.Error as exc:
             if late:
                 raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less") from None
@@ -200,6 +222,7 @@ def _reason(text: str) -> str:
 # PostgreSQL.
 
 SCHEMA = "evsys_query"
+ROWS_PER_FETCH = 500
 SETUP_LOCK = 7_305_114_218
 """Of `pg_advisory_xact_lock`: several processes of a server may set up at once."""
 
@@ -297,10 +320,9 @@ def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> Q
             database.read_only = True
             # A cursor on the server: rows beyond the limits are never sent. DECLARE takes one SELECT and nothing else.
             with database.cursor(name="evsys") as cursor:
-                cursor.itersize = 500
                 cursor.execute(sql.encode())
                 columns = [column.name for column in cursor.description or []]
-                return collect(cursor, columns, started)
+                return collect(_fetch_in_time(database, cursor, started), columns, started)
     except psycopg.errors.QueryCanceled:
         raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less") from None
     except psycopg.Error as exc:
@@ -312,6 +334,17 @@ def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> Q
                 "lets roles named evsys_query_* in by password from the dashboard's server"
             ) from None
         raise QueryRefused(_reason(str(exc).splitlines()[0] if str(exc) else type(exc).__name__)) from None
+
+
+def _fetch_in_time(database: Any, cursor: Any, started: float) -> Iterator[Any]:
+    """The rows of a cursor on the server. Its time limit is for each FETCH alone, and a row may call `set_config`."""
+    while (left := MAX_SECONDS - (time.monotonic() - started)) > 0:
+        database.execute(f"SET LOCAL statement_timeout = {int(left * 1000) + 1}")
+        rows = cursor.fetchmany(ROWS_PER_FETCH)
+        if not rows:
+            return
+        yield from rows
+    raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less")
 
 
 def run_query(project_id: str, sql: str, *, hide_test: bool) -> QueryResult:

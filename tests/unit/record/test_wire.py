@@ -59,6 +59,25 @@ def test_items_travel_together_but_never_past_a_request_of_their_own() -> None:
 
 def test_a_batch_is_one_request_with_a_list() -> None:
     events = [wire.step_event("g", n, {"loss": 1.0}, ts=0.0) for n in (1, 2)]
-    request = wire.request_of([WireLine.read(json.dumps(event.to_dict()).encode(), {}) for event in events])
+    lines = [json.dumps(event.to_dict()).encode() for event in events]
+    request = wire.request_of([WireLine.read(line, wire.LineFrame()) for line in lines])
     assert (request.method, request.path) == ("POST", wire.steps_path("g"))
     assert [item["step"] for item in json.loads(request.body)["steps"]] == [1, 2]
+
+
+def test_a_line_is_read_the_same_after_any_other_line() -> None:
+    """The frame of the line before is a short cut, and must never fit a line that has another one."""
+    events = [
+        wire.step_event("g1", 1, {"loss": 1.0}, ts=0.0),
+        wire.step_event("g1", 2, {', "body": ': 1.0, '}, "batch": "steps"}': 2.0}, ts=0.0),
+        wire.step_event("g2", 1, {"loss": 1.0}, ts=0.0),
+        wire.prediction_event("g1", {"id": "p", "completion": '}, "batch": "predictions"}'}, ts=0.0),
+        wire.generation_update("g1", {"status": "completed"}, ts=0.0),
+        wire.step_event("g1", 3, {}, ts=0.0),
+    ]
+    lines = {event.path + str(event.body): json.dumps(event.to_dict()).encode() for event in events}
+    for before in lines.values():
+        for event, line in zip(events, lines.values(), strict=True):
+            frame = wire.LineFrame()
+            WireLine.read(before, frame)
+            assert WireLine.read(line, frame).event() == event

@@ -21,7 +21,7 @@ from evsys_sdk import files
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.format import visible
 from evsys_sdk.logs import get_logger
-from evsys_sdk.record.dashboard.wire import MAX_BATCH_BYTES, MAX_BATCH_LINES, LineHead, WireEvent, WireLine
+from evsys_sdk.record.dashboard.wire import MAX_BATCH_BYTES, MAX_BATCH_LINES, LineFrame, WireEvent, WireLine
 from evsys_sdk.record.lines import LineFile
 from evsys_sdk.redaction import has_numeric_secrets, redact, secrets_known
 
@@ -121,7 +121,7 @@ class MirrorSession:
     def read(self) -> Window:
         """The next lines that were not acknowledged, up to the size of a batch."""
         window = Window(end=self.acknowledged)
-        heads: dict[bytes, LineHead] = {}
+        frame = LineFrame()
         with open(self.path, "rb") as handle:
             handle.seek(self.acknowledged)
             while len(window.lines) < MAX_BATCH_LINES and window.end - self.acknowledged < MAX_BATCH_BYTES:
@@ -130,7 +130,7 @@ class MirrorSession:
                     break  # the end, or a line that is still being written
                 window.end += len(line)
                 try:
-                    window.lines.append(WireLine.read(line[:-1], heads))
+                    window.lines.append(WireLine.read(line[:-1], frame))
                     window.ends.append(window.end)
                 except (ValueError, KeyError, TypeError) as exc:
                     if line.strip():

@@ -123,8 +123,17 @@ class WireEvent:
         return cls(method=record["method"], path=record["path"], body=record["body"], batch=record.get("batch", ""))
 
 
-LineHead = tuple[Method, str]
-"""Method and path of a line."""
+@dataclass(slots=True)
+class LineFrame:
+    """What stands around the body of the line that was read last; the next line mostly has the same."""
+
+    head: bytes = b""
+    tail: bytes = b""
+    method: Method = "POST"
+    path: str = ""
+    batch: str = ""
+
+
 _BODY = b', "body": '
 _BATCH = re.compile(rb'\}, "batch": "(steps|predictions)"\}\Z')
 
@@ -139,22 +148,24 @@ class WireLine:
     body: bytes
 
     @classmethod
-    def read(cls, line: bytes, heads: dict[bytes, LineHead]) -> WireLine:
+    def read(cls, line: bytes, frame: LineFrame) -> WireLine:
         """The request or item in a line without its line end; ValueError, KeyError or TypeError when it is none.
 
-        `heads` remembers the beginnings of lines that were read. The body of an item is not parsed, which would take
-        most of the time of sending: a body that is no JSON is found by the server (`is_readable`)."""
+        `frame` is that of the line before. The body of an item is not parsed, which would take most of the time of
+        sending: a body that is no JSON is found by the server (`is_readable`)."""
+        if frame.batch and line.startswith(frame.head) and line.endswith(frame.tail):
+            return cls(frame.method, frame.path, frame.batch, line[len(frame.head) : 1 - len(frame.tail)])
         # JSON escapes a quote within a text, so that the first `, "body": ` is the key, wherever the line is from.
         place, end = line.find(_BODY), _BATCH.search(line)
         if place < 0 or end is None:
             event = WireEvent.from_dict(json.loads(line))
             body = json.dumps(event.body, ensure_ascii=False).encode("utf-8", "backslashreplace")
             return cls(event.method, event.path, event.batch, body)
-        head = line[:place]
-        if head not in heads:
-            found = WireEvent.from_dict({**json.loads(head + b"}"), "body": {}})
-            heads[head] = (found.method, found.path)
-        return cls(*heads[head], end[1].decode(), line[place + len(_BODY) : end.start() + 1])
+        start = place + len(_BODY)
+        found = WireEvent.from_dict({**json.loads(line[:place] + b"}"), "body": {}})
+        frame.head, frame.tail = line[:start], line[end.start() :]
+        frame.method, frame.path, frame.batch = found.method, found.path, end[1].decode()
+        return cls(frame.method, frame.path, frame.batch, line[start : end.start() + 1])
 
     def is_readable(self) -> bool:
         """Whether the body is JSON: a power cut can leave a line that only looks like one."""
