@@ -196,6 +196,12 @@ class Space:
         return path
 
 
+def list_of_order(name: str) -> str:
+    """Of a dimension that is the order of two items, `<place>:order`; empty for any other."""
+    place, _, pair = name.partition(":")
+    return f"{place}:order" if "<" in pair else ""
+
+
 def point_distance(one: Point, other: Point) -> float:
     """The largest difference of two points in any dimension."""
     if one.keys() != other.keys():

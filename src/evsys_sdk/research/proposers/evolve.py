@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ NEAR = 0.01
 MOST_RISK = 0.35
 """Chance of failure above which a child is not proposed while others are."""
 OPERATORS_ASKED = 3
-"""Of them the best child is taken."""
+OF_EACH, OF_ALL = 2, 4
+"""Sketches whose numbers are settled: of each operator that was drawn, and of all of them. One child is taken."""
 CHILDREN = 120
 """Sets of numbers that are tried on the surrogate for each sketch."""
 START_CHILDREN = 6
@@ -42,6 +43,12 @@ corner of the space."""
 STEP_SIZES = (0.02, 0.08, 0.25)
 """Of numbers, on their scale from 0 to 1."""
 ELITES = 8
+DULL, DOUBT = 0.05, 4.0
+"""Where no child promises so much, in standard deviations of the scores, the surrogate may be too sure of itself: in
+every second such round it is asked again with so many times more doubt. Otherwise what does not matter is varied to
+the end."""
+EVERY, ENOUGH = 3, 12
+"""Every so many rounds a kind that had not yet so many trials has the round for itself."""
 OLD = 40
 """Scored trials after which an elite is no parent any more, so that one lucky score does not rule."""
 PRIOR = {"numeric": 4.0, "restart": 0.5, "ablate_one": 0.3}
@@ -70,19 +77,33 @@ class Evolve:
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)
+        self._points: dict[int, tuple[JsonObject, Point]] = {}
 
     def propose(self, state: ResearchState, space: object, rng: random.Random) -> Proposal | None:
         """The most promising child that is legal and was not tried; None when none was found."""
         assert isinstance(space, Space)
         if not state.trials:
             return None
-        memory = Memory.of(state, space)
         breeding = Breeding(space=space, trials=state.trials, elites=elites_of(state, space), rng=rng)
         is_start = len(state.launched) <= self.cfg.startup_trials or len(state.scored) < 4
+        chance = None if is_start else chance_of(state, space)
+        if chance is not None:
+            breeding = replace(breeding, elites=chance.elites)
+        drawn = ["restart"] if is_start else draw_operators(state, rng)
+        sketches = {name: OPERATORS[name](breeding) for name in ([*drawn] if is_start else OPERATORS)}
+        if chance is not None:
+            sketches = {name: [one for one in those if chance.holds(one.recipe)] for name, those in sketches.items()}
         children: list[Offspring] = []
-        for name in ["restart"] if is_start else draw_operators(state, rng):
-            for sketch in OPERATORS[name](breeding) if breeding.elites else []:
+        for doubt in (1.0, DOUBT):
+            memory = Memory.of(state, space, self._tried(state, space), doubt)
+            memory = memory.against(chance.elites) if chance is not None else memory
+            for name, sketch in memory.promising(sketches, drawn):
                 children += memory.best_children(sketch, name, rng, is_start=is_start)
+            if is_start or len(state.launched) % 2 or memory.scores is None or doubt > 1.0:
+                break
+            if any(one.worth > DULL * memory.scores.scale for one in children):
+                break
+            children = []
         for _ in range(3):  # where the operators found nothing new
             if children:
                 break
@@ -94,6 +115,14 @@ class Evolve:
             if not space.check(child.recipe):
                 return self._proposal(child, state)
         return None
+
+    def _tried(self, state: ResearchState, space: Space) -> list[Point]:
+        """The points of the trials, which do not change from one proposal to the next."""
+        for trial in state.trials:
+            known = self._points.get(trial.number)
+            if known is None or known[0] is not trial.recipe:
+                self._points[trial.number] = trial.recipe, space.point(trial.recipe)
+        return [self._points[trial.number][1] for trial in state.trials]
 
     def _proposal(self, child: Offspring, state: ResearchState) -> Proposal | None:
         parent = next(trial for trial in state.trials if trial.number == child.sketch.parent)
@@ -116,15 +145,14 @@ class Memory:
     best: float
 
     @classmethod
-    def of(cls, state: ResearchState, space: Space) -> Memory:
-        tried = [space.point(trial.recipe) for trial in state.trials]
+    def of(cls, state: ResearchState, space: Space, tried: Sequence[Point], doubt: float) -> Memory:
         columns = Columns.of([*tried, *_one_of_each(space)])
         rows = columns.rows(tried)
         scored = [place for place, trial in enumerate(state.trials) if trial.score is not None]
         scores, best = None, 0.0
         if len(scored) >= 3:
-            values = _squeeze([state.gain(state.trials[place]) for place in scored])
-            scores = Surrogate.fit(columns, rows[scored], values, noise=0.0)
+            values = [state.gain(state.trials[place]) for place in scored]
+            scores = Surrogate.fit(columns, rows[scored], values, may_bend=True, doubt=doubt)
             # Compared with what the best are believed to be worth, not with what one of them was lucky to get.
             best = float(scores.predict(rows[scored])[0].max())
         launched = [
@@ -135,6 +163,29 @@ class Memory:
         if 0 < sum(broken) < len(broken):
             failures = Surrogate.fit(columns, rows[launched], broken, noise=0.05)
         return cls(space=space, tried=tried, columns=columns, scores=scores, failures=failures, best=best)
+
+    def against(self, trials: Sequence[Trial]) -> Memory:
+        """The memory with these trials as what is to be surpassed."""
+        if self.scores is None or not any(trial.score is not None for trial in trials):
+            return self
+        rows = self.columns.rows([self.space.point(trial.recipe) for trial in trials if trial.score is not None])
+        return replace(self, best=float(self.scores.predict(rows)[0].max()))
+
+    def promising(self, sketches: Mapping[str, Sequence[Sketch]], drawn: Sequence[str]) -> list[tuple[str, Sketch]]:
+        """The sketches whose numbers are worth settling: of each operator that was drawn the best, and the best of
+        all, by what they promise as they are."""
+        import numpy as np
+
+        named = [(name, sketch) for name, those in sketches.items() for sketch in those]
+        if self.scores is None or not named:
+            return named
+        worth, risk = self._judge(self.columns.rows([self.space.point(sketch.recipe) for _, sketch in named]), False)
+        order = np.argsort(-np.where(risk > MOST_RISK, worth * 1e-6, worth), kind="stable")
+        chosen: list[int] = []
+        for name in drawn:
+            chosen += [place for place in order if named[place][0] == name][:OF_EACH]
+        chosen += [place for place in order if place not in chosen][:OF_ALL]
+        return [named[place] for place in chosen]
 
     def best_children(self, sketch: Sketch, operator: str, rng: random.Random, *, is_start: bool) -> list[Offspring]:
         """The sketch with the numbers that promise most; nothing where all was tried."""
@@ -208,6 +259,36 @@ class Memory:
         return expected_improvement(mean, deviation, self.best) * (1.0 - risk), risk
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindChance:
+    """A round for one kind alone, against its own best."""
+
+    place: str
+    kind: str
+    elites: Sequence[Trial]
+
+    def holds(self, recipe: JsonObject) -> bool:
+        return block_of(recipe, self.place).get("kind") == self.kind
+
+
+def chance_of(state: ResearchState, space: Space) -> KindChance | None:
+    """The kind whose turn it is in every third round, until each had enough trials: what a kind can be worth shows
+    only with numbers that suit it, and a surrogate that saw it with others believes it to be bad."""
+    if len(state.launched) % EVERY:
+        return None
+    counts = {
+        (place, kind): sum(block_of(trial.recipe, place).get("kind") == kind for trial in state.launched)
+        for place, kinds in space.kinds.items()
+        if len(kinds) > 1
+        for kind in sorted(kinds)
+    }
+    place, kind = min(counts, key=lambda key: counts[key], default=("", ""))
+    own = [trial for trial in state.scored if block_of(trial.recipe, place).get("kind") == kind]
+    if not own or counts[place, kind] >= ENOUGH:
+        return None
+    return KindChance(place=place, kind=kind, elites=sorted(own, key=lambda t: lower_bound(state, t), reverse=True)[:4])
+
+
 def elites_of(state: ResearchState, space: Space) -> list[Trial]:
     """The best of each cell (kinds x lists x cost) by the lower bound of their scores, the best first; the incumbent
     always is one. Without a score there is the config's own trial."""
@@ -256,16 +337,6 @@ def draw_operators(state: ResearchState, rng: random.Random) -> list[str]:
         lost[name] += 1.0 - credit
     drawn = {name: rng.betavariate(PRIOR.get(name, 1.0) + won[name], 3.0 + lost[name]) for name in OPERATORS}
     return sorted(drawn, key=lambda name: drawn[name], reverse=True)[:OPERATORS_ASKED]
-
-
-def _squeeze(values: list[float]) -> list[float]:
-    """Scores far below the median count as little below it: how bad a bad recipe is says nothing about the best."""
-    ordered = sorted(values)
-    middle, top = ordered[len(ordered) // 2], ordered[-1]
-    width = (top - middle) or 1.0
-    return [
-        v if v >= middle - width else middle - width - width * math.log1p((middle - width - v) / width) for v in values
-    ]
 
 
 def _one_of_each(space: Space) -> list[Point]:

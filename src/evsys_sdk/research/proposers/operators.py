@@ -61,7 +61,7 @@ def numeric(breeding: Breeding) -> list[Sketch]:
 def flip(breeding: Breeding) -> list[Sketch]:
     """Another value of one choice."""
     space, rng, sketches = breeding.space, breeding.rng, []
-    for _ in range(3):
+    for _ in range(8):
         parent = breeding.parent()
         choices = [(path, one) for path, one in space.tunables(parent.recipe).items() if len(one.values) > 1]
         if not choices:
@@ -90,16 +90,16 @@ def swap_kind(breeding: Breeding) -> list[Sketch]:
             claim = f"{place}.kind = {kind} scores higher than {now} (trial {parent.number})"
             sketches.append(Sketch(parent=parent.number, recipe=child, claim=claim))
     breeding.rng.shuffle(sketches)
-    return sketches[:3]
+    return sketches[:8]
 
 
 def change_list(breeding: Breeding) -> list[Sketch]:
-    """An item more, less or elsewhere in a list."""
+    """Items more, less or elsewhere in a list."""
     space, rng, sketches = breeding.space, breeding.rng, []
-    for _ in range(4 if space.lists else 0):
+    for number in range(24 if space.lists else 0):
         parent, place = breeding.parent(), rng.choice(sorted(space.lists))
         child = space.change_list(parent.recipe, place, rng)
-        if rng.random() < 0.3:
+        for _ in range(number % 3):
             child = space.change_list(child, place, rng)
         claim = f"the {place} {kinds_at(child, place)} score higher than {kinds_at(parent.recipe, place)}"
         sketches.append(Sketch(parent=parent.number, recipe=child, claim=f"{claim} (trial {parent.number})"))
@@ -109,7 +109,7 @@ def change_list(breeding: Breeding) -> list[Sketch]:
 def cross(breeding: Breeding) -> list[Sketch]:
     """A whole part of one elite in the place of another's; of two of one kind, each setting from either."""
     space, rng, sketches = breeding.space, breeding.rng, []
-    for _ in range(3 if len(breeding.elites) > 1 else 0):
+    for _ in range(8 if len(breeding.elites) > 1 else 0):
         first, second = breeding.parent(), rng.choice(breeding.elites)
         parts = [place for place in (*space.kinds, *space.lists) if second.recipe != first.recipe]
         if first.number == second.number or not parts:

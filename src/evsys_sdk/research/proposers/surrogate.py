@@ -1,9 +1,11 @@
 """What trials tell about recipes that were not tried: scores and failures by similarity.
 
 In: points of the space with a value each. Out: a `Surrogate`, which predicts mean and deviation anywhere: a Gaussian
-process with a Matern 5/2 kernel (Rasmussen and Williams 2006, equations 2.25, 2.26 and 4.17), a length scale for each
-dimension. Recipes of different kinds do not have the same dimensions: one that only one of two points has counts as a
-fixed difference, one that neither has as none (after Hutter and Osborne 2013).
+process (Rasmussen and Williams 2006, equations 2.25, 2.26 and 4.17). Its kernel has two parts. One is a trend: each
+dimension adds something of its own, a number by its first and second power; it carries over from one kind or list to
+another and is learnt from few trials. The other is a Matern 5/2 kernel over all dimensions, for how they interact. Both
+share a weight for each dimension. Recipes of different kinds do not have the same dimensions: one that only one of two
+points has counts as a fixed difference, one that neither has as none (after Hutter and Osborne 2013).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evsys_sdk.research.space import Point
+from evsys_sdk.research.space import ORDER, Point, list_of_order
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,12 +25,17 @@ if TYPE_CHECKING:
 MISSING = 0.3
 """How far apart two points are in a dimension that only one of them has; a choice that differs counts 1."""
 STEPS = (0.2, 5.0)
-"""By what the search for a length scale multiplies its inverse square."""
+"""By what the search for a weight multiplies it."""
 SWEEPS = 1
 SPREAD = 1.2
-"""Of the prior of log inverse squares around their start: dimensions are alike until the trials say otherwise."""
+"""Of the prior of log weights around their start: dimensions are alike until the trials say otherwise."""
 NOISE = 0.003
 """Variance that is expected beside the noise that is known, as a part of the variance of all values."""
+TREND = 0.5
+"""The part of the variance that the trend explains, before the trials say otherwise."""
+TRENDS = (0.0, 0.25, 0.5, 0.75, 0.9)
+WIDTHS = (0.1, 0.5)
+"""Of the scales on which scores are compared, in parts of their range: see `bent`."""
 MOST = 200
 """Trials that are fitted: the last ones. Time grows with the cube of their number."""
 
@@ -36,23 +43,31 @@ MOST = 200
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """How points become rows of numbers whose squared distance is how much the points differ: a number from 0 to 1 is
-    one column, and beside it one that says that it is missing; a word is a column for each value."""
+    one column, and beside it one that says that it is missing; a word is a column for each value; the order of two
+    items of a list is one column, in the middle where one of them is missing."""
 
     places: dict[tuple[str, str], int]
     """Dimension and word (empty for the number itself, `?` for its lack) -> column."""
     owners: Array
-    """Column -> index of its dimension."""
+    """Column -> index of its dimension; the orders of a list are one dimension."""
     names: tuple[str, ...]
+    numbers: Array
+    """The columns of numbers."""
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> Columns:
         import numpy as np
 
         found = {(name, value if isinstance(value, str) else "") for point in points for name, value in point.items()}
-        found |= {(name, "?") for name, word in found if not word}
-        names = tuple(sorted({name for name, _ in found}))
+        found |= {(name, "?") for name, word in found if not word and not list_of_order(name)}
+        names = tuple(sorted({list_of_order(name) or name for name, _ in found}))
         places = {key: column for column, key in enumerate(sorted(found))}
-        return cls(places=places, owners=np.array([names.index(name) for name, _ in places]), names=names)
+        return cls(
+            places=places,
+            owners=np.array([names.index(list_of_order(name) or name) for name, _ in places]),
+            names=names,
+            numbers=np.array([c for (name, word), c in places.items() if not word and not list_of_order(name)], int),
+        )
 
     def number(self, name: str) -> int:
         """The column of a number."""
@@ -61,7 +76,13 @@ class Columns:
     def rows(self, points: Sequence[Point]) -> Array:
         import numpy as np
 
-        rows = np.zeros((len(points), len(self.places)))
+        absent = np.zeros(len(self.places))
+        for (name, word), column in self.places.items():
+            if not word:
+                absent[column] = ORDER / 2 if list_of_order(name) else 0.5
+            elif word == "?":
+                absent[column] = MISSING
+        rows = np.repeat(absent[None, :], len(points), axis=0)
         for row, point in zip(rows, points, strict=True):
             for name, value in point.items():
                 if isinstance(value, str):
@@ -70,10 +91,30 @@ class Columns:
                         row[column] = math.sqrt(0.5)
                 else:
                     row[self.places[name, ""]] = value
-            for (name, word), column in self.places.items():
-                if word == "?" and name not in point:
-                    row[self.places[name, ""]], row[column] = 0.5, MISSING
+                    if (name, "?") in self.places:
+                        row[self.places[name, "?"]] = 0.0
         return rows
+
+    def trend(self, rows: Array) -> Array:
+        """The features of the trend: each column, and the square of each number; a dimension varies by about 1."""
+        import numpy as np
+
+        # From -1 to 1: a number then has variance 1/3 and its square 4/45, over the range.
+        middle = 2.0 * rows[:, self.numbers] - 1.0
+        return np.hstack([rows * self._factors(), 2.4 * (middle * middle - 1.0 / 3.0)])
+
+    def _factors(self) -> Array:
+        import numpy as np
+
+        factors = np.ones(len(self.places)) * 1.2
+        factors[self.numbers] = 2.4
+        return factors
+
+    @property
+    def trend_owners(self) -> Array:
+        import numpy as np
+
+        return np.concatenate([self.owners, self.owners[self.numbers]])
 
 
 def squares_between(rows: Array, others: Array) -> Array:
@@ -87,67 +128,137 @@ def squares_between(rows: Array, others: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """A fitted Gaussian process."""
+    """A fitted process."""
 
+    columns: Columns
     rows: Array
-    """Divided by the length scales."""
-    scales: Array
-    """Column -> one by its length scale."""
-    factor: Array
-    """Cholesky factor of the kernel with noise."""
+    features: Array
+    weights: Array
+    trend: float
+    inverse: Array
+    """Of the kernel's lower triangle."""
     solved: Array
     centre: float
     scale: float
 
     @classmethod
-    def fit(cls, columns: Columns, rows: Array, values: Sequence[float], *, noise: float) -> Surrogate:
-        """By the most likely length scales and noise; `noise` is the least standard deviation of one value."""
+    def fit(
+        cls,
+        columns: Columns,
+        rows: Array,
+        values: Sequence[float],
+        *,
+        noise: float = 0.0,
+        may_bend: bool = False,
+        doubt: float = 1.0,
+    ) -> Surrogate:
+        """By the most likely weights, trend and noise; `noise` is the least standard deviation of one value. With
+        `may_bend` the values are compared on the likeliest of the scales of `bent`, and predicted on it. With `doubt`
+        they say so many times less about other places than seems likeliest."""
         import numpy as np
 
         rows, y = rows[-MOST:], np.array(values[-MOST:])
+        n, count = len(y), len(columns.names)
+        start = 4.0 / max(count, 1) ** 0.5
+        weights = np.full(count, start)
+        features = columns.trend(rows)
+        features = features - features.mean(axis=0)
+        # By dimension: squared distances, and products of trend features.
+        gaps, products = np.zeros((count, n, n)), np.zeros((count, n, n))
+        for place in range(count):
+            own = rows[:, columns.owners == place]
+            gaps[place] = squares_between(own, own)
+            own = features[:, columns.trend_owners == place]
+            products[place] = own @ own.T
+        unit, half_log = np.eye(n), math.log(start)
+        squares, sums = np.tensordot(weights, gaps, 1), np.tensordot(weights, products, 1)
+        scales = [(y, np.zeros(n))]
+        if may_bend and np.ptp(y):
+            kernel = (1.0 - TREND) * _matern(squares) + (TREND / weights.sum()) * sums + NOISE * unit
+            factor = np.linalg.cholesky(kernel)
+
+            def likelihood(scale: tuple[Array, Array]) -> float:
+                half = np.linalg.solve(factor, (scale[0] - scale[0].mean()) / scale[0].std())
+                return -0.5 * float(half @ half) - n * math.log(float(scale[0].std())) + float(scale[1].sum())
+
+            scales = sorted(bent(y), key=likelihood, reverse=True)
+        y = scales[0][0]
         centre, scale = float(y.mean()), float(y.std()) or 1.0
-        y = (y - centre) / scale
-        start = 4.0 / max(len(columns.names), 1) ** 0.5
-        weights, floor = np.full(len(columns.names), start), max(noise / scale, 1e-3) ** 2
-        extra, best = NOISE, -math.inf
+        y, floor = (y - centre) / scale, max(noise / scale, 1e-3) ** 2
 
-        def evidence(weights: Array, extra: float) -> float:
-            near = rows * np.sqrt(weights)[columns.owners]
-            factor = np.linalg.cholesky(_matern(squares_between(near, near)) + (floor + extra) * np.eye(len(y)))
+        def evidence(squares: Array, sums: Array, weights: Array, trend: float, extra: float) -> float:
+            kernel = (1.0 - trend) * _matern(squares) + (trend / weights.sum()) * sums + (floor + extra) * unit
+            factor = np.linalg.cholesky(kernel)
             half = np.linalg.solve(factor, y)
-            prior = (
-                -0.5 * float(((np.log(weights / start) / SPREAD) ** 2).sum()) - 0.5 * math.log(extra / 0.03) ** 2 / 4
-            )
-            return -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum()) + prior
+            prior = -0.5 * float((((np.log(weights) - half_log) / SPREAD) ** 2).sum())
+            prior -= 0.5 * math.log(extra / 0.03) ** 2 / 4
+            return -0.5 * float(half @ half) - float(np.log(factor.diagonal()).sum()) + prior
 
-        best = evidence(weights, extra)
+        trend, extra = TREND, NOISE
+        best = evidence(squares, sums, weights, trend, extra)
         # Dimensions in which all trials agree say nothing.
         differ = sorted({int(columns.owners[column]) for column in np.flatnonzero(np.ptp(rows, axis=0))})
         for _ in range(SWEEPS):
-            for column in differ:
+            for place in differ:
                 for step in STEPS:
                     trial = weights.copy()
-                    trial[column] *= step
-                    if (found := evidence(trial, extra)) > best:
-                        weights, best = trial, found
+                    trial[place] *= step
+                    more = trial[place] - weights[place]
+                    one, two = np.maximum(squares + more * gaps[place], 0.0), sums + more * products[place]
+                    if (found := evidence(one, two, trial, trend, extra)) > best:
+                        squares, sums, weights, best = one, two, trial, found
                         break
+            for share in TRENDS:
+                if share != trend and (found := evidence(squares, sums, weights, share, extra)) > best:
+                    trend, best = share, found
             for step in (0.2, 4.0):
-                if 1e-5 < extra * step < 1 and (found := evidence(weights, extra * step)) > best:
-                    extra, best = extra * step, found
-        scales = np.sqrt(weights)[columns.owners]
-        rows = rows * scales
-        factor = np.linalg.cholesky(_matern(squares_between(rows, rows)) + (floor + extra) * np.eye(len(y)))
-        solved = np.linalg.solve(factor.T, np.linalg.solve(factor, y))
-        return cls(rows=rows, scales=scales, factor=factor, solved=solved, centre=centre, scale=scale)
+                if 1e-5 < extra * step < 1:
+                    if (found := evidence(squares, sums, weights, trend, extra * step)) > best:
+                        extra, best = extra * step, found
+        if doubt > 1.0:
+            weights, squares, trend = weights * doubt, squares * doubt, trend / doubt
+            sums = sums * doubt
+        kernel = (1.0 - trend) * _matern(squares) + (trend / weights.sum()) * sums + (floor + extra) * unit
+        inverse = np.linalg.inv(np.linalg.cholesky(kernel))
+        return cls(
+            columns=columns, rows=rows, features=columns.trend(rows), weights=weights, trend=trend, inverse=inverse,
+            solved=inverse.T @ (inverse @ y), centre=centre, scale=scale,
+        )  # fmt: skip
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the value, its noise left out."""
         import numpy as np
 
-        near = _matern(squares_between(rows * self.scales, self.rows))
-        half = np.linalg.solve(self.factor, near.T)
-        deviation = np.sqrt(np.maximum(1.0 - (half * half).sum(axis=0), 1e-9))
+        scales = np.sqrt(self.weights)[self.columns.owners]
+        near = (1.0 - self.trend) * _matern(squares_between(rows * scales, self.rows * scales))
+        own = np.full(len(rows), 1.0 - self.trend)
+        if self.trend:
+            middle = self.features.mean(axis=0)
+            share = np.sqrt(self.trend * self.weights / self.weights.sum())[self.columns.trend_owners]
+            new = (self.columns.trend(rows) - middle) * share
+            near += new @ ((self.features - middle) * share).T
+            own += (new * new).sum(axis=1)
+        half = self.inverse @ near.T
+        deviation = np.sqrt(np.maximum(own - (half * half).sum(axis=0), 1e-9))
         return self.centre + self.scale * (near @ self.solved), self.scale * deviation
+
+
+def bent(values: Array) -> list[tuple[Array, Array]]:
+    """Scales on which values can be compared, each with the logarithm of its slope at each value. On the first, values
+    far below the median count as little below it: how bad a bad recipe is says nothing about the best. On the others
+    the logarithm of what is above the lowest counts, since what spoils a recipe often takes away a part of its score.
+    """
+    import numpy as np
+
+    low, middle, top = float(values.min()), float(np.median(values)), float(values.max())
+    width = (top - middle) or 1.0
+    below = np.maximum(middle - width - values, 0.0) / width
+    found = [(np.where(below > 0, middle - width - width * np.log1p(below), values), -np.log1p(below))]
+    for part in WIDTHS:
+        width = part * (top - low)
+        above = np.log1p((values - low) / width)
+        found.append((above, -above - math.log(width)))
+    return found
 
 
 def _matern(squares: Array) -> Array:
