@@ -93,17 +93,20 @@ class Evolve:
         sketches = {name: OPERATORS[name](breeding) for name in ([*drawn] if is_start else OPERATORS)}
         if chance is not None:
             sketches = {name: [one for one in those if chance.holds(one.recipe)] for name, those in sketches.items()}
-        children: list[Offspring] = []
-        for doubt in (1.0, DOUBT):
+
+        def breed(doubt: float) -> tuple[Memory, list[Offspring]]:
             memory = Memory.of(state, space, self._tried(state, space), doubt)
             memory = memory.against(chance.elites) if chance is not None else memory
+            offspring: list[Offspring] = []
             for name, sketch in memory.promising(sketches, drawn):
-                children += memory.best_children(sketch, name, rng, is_start=is_start)
-            if is_start or len(state.launched) % 2 or memory.scores is None or doubt > 1.0:
-                break
-            if any(one.worth > DULL * memory.scores.scale for one in children):
-                break
-            children = []
+                offspring += memory.best_children(sketch, name, rng, is_start=is_start)
+            return memory, offspring
+
+        memory, children = breed(1.0)
+        if not is_start and len(state.launched) % 2 == 0 and memory.scores is not None:
+            dull = DULL * memory.scores.scale
+            if all(one.worth <= dull for one in children):
+                memory, children = breed(DOUBT)
         for _ in range(3):  # where the operators found nothing new
             if children:
                 break

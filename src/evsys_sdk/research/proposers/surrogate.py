@@ -86,9 +86,9 @@ class Columns:
         for row, point in zip(rows, points, strict=True):
             for name, value in point.items():
                 if isinstance(value, str):
-                    column = self.places.get((name, value))
-                    if column is not None:
-                        row[column] = math.sqrt(0.5)
+                    known = self.places.get((name, value))
+                    if known is not None:
+                        row[known] = math.sqrt(0.5)
                 else:
                     row[self.places[name, ""]] = value
                     if (name, "?") in self.places:
