@@ -302,6 +302,24 @@ def test_no_row_of_a_test_benchmark_leaves(store):
         assert "say white" not in result.content[0].text
 
 
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])
+def test_what_one_experiment_tests_on_does_not_leave_as_validation_rows_of_another(new_project, capsys, ended):
+    assert main(["run", "config.yaml", "--quiet"]) == 0
+    entry = {"path": "bench/test/tasks.jsonl", "split": "val", "name": "mine", "baseline": True}
+    renamed = write_config(new_project, "second", metadata={"benchmark": [entry]})
+    assert main(["run", str(renamed), "--quiet"]) == 0
+    if not ended:
+        (new_project / "outputs/second.experiment_result.json").unlink()
+    for arguments in ({}, {"benchmark": "val/mine"}, {"step": "all"}):
+        result = ask_one(server_of(new_project), "rollouts", experiment="second", **arguments)
+        assert result.is_error and CANARY not in result.model_dump_json()
+    capsys.readouterr()
+    assert main(["rollouts", "second", "--no-test", "--diff", "untrained", "r0"]) == 0
+    assert "0 of 0 tasks" in capsys.readouterr().out
+    assert main(["rollouts", "second"]) == 0, "a person may still read them"
+    assert CANARY in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
