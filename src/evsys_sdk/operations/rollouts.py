@@ -102,7 +102,9 @@ def _allowed(views: list[RolloutView], wanted: WantedRollouts, place: HistoryPla
     asked: dict[str, dict[str, HarborTask]] = {}
     for view in kept:
         text = view.messages[-1]["text"] if view.messages else ""
-        task = HarborTask(task_id=view.task_id, instruction=text, verifier=InProcessVerifier(fn_name="", expected=view.expected))
+        task = HarborTask(
+            task_id=view.task_id, instruction=text, verifier=InProcessVerifier(fn_name="", expected=view.expected)
+        )
         asked.setdefault(view.benchmark, {})[view.task_id] = task
     closed = {
         name
