@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from evsys_sdk.config.research import ResearchSpec
 from evsys_sdk.config.schema import ExperimentConfig
@@ -85,7 +86,7 @@ class Space:
 
     def is_fixed(self, path: str) -> bool:
         """Whether the setting, or a block around it, is fixed."""
-        return any(_is_inside(path, each) for each in self.fixed)
+        return _is_in_any(path, self.fixed)
 
     def point(self, recipe: JsonObject) -> Point:
         """Where the recipe lies. A setting that several kinds share, such as a learning rate, is one dimension."""
@@ -213,6 +214,11 @@ def _difference(one: float | str, other: float | str) -> float:
     if isinstance(one, str) or isinstance(other, str):
         return float(one != other)
     return abs(one - other)
+
+
+@lru_cache(maxsize=10_000)  # asked of the same few paths for each of thousands of children
+def _is_in_any(path: str, fixed: frozenset[str]) -> bool:
+    return any(_is_inside(path, each) for each in fixed)
 
 
 def _is_inside(path: str, around: str) -> bool:
