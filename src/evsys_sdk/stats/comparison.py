@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from evsys_sdk.stats.arm_scores import LARGEST
 from evsys_sdk.stats.clusters import by_cluster
 from evsys_sdk.stats.intervals import (
     LEVEL,
@@ -353,6 +354,8 @@ def interval[T](
     if singles is None or not _is_mean(statistic, tasks, singles):
         low, high = jackknife_interval(statistic, tasks)
         return (low, high) if low < high else None
+    if max(map(abs, singles)) > LARGEST:  # their squares are no floats; a verdict does not count them either
+        return None
     return interval_of_run(singles, share=share, clusters=clusters)
 
 
