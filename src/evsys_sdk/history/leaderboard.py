@@ -380,7 +380,8 @@ def _track(key: Comparable, entries: list[ExperimentEntry]) -> Track:
 
 BUDGET = 25
 """Arms that may be compared on one set of tasks. The best of 25 equal arms is expected 1.96 standard errors above its
-true level, so beyond that the 95 % interval of the best score usually lies wholly above what the arm is worth."""
+true level, which is half the width of a 95 % interval: that of the best score lies wholly above what the arm is worth
+in 47 % of cases, in 29 to 36 % where arms fail the same tasks (simulated, 200 tasks), and more often beyond 25."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -69,9 +69,8 @@ class Rules:
 
     @property
     def penalty(self) -> int:
-        """By how much a p-value counts more: the k-th look spends alpha / k squared, so that all looks after the first
-        together spend less than 0.65 alpha, however many there will be (a union bound)."""
-        return self.looks**2
+        """By how much a p-value counts more at this look."""
+        return penalty_of_look(self.looks)
 
     @property
     def level(self) -> float:
@@ -80,6 +79,14 @@ class Rules:
     @property
     def sign(self) -> float:
         return 1.0 if self.mode == "max" else -1.0
+
+
+def penalty_of_look(look: int) -> int:
+    """By how much a p-value counts more at this look: look k spends alpha / k^3, so that all looks together spend less
+    than 1.21 alpha, however many there will be and however they depend on each other (a union bound: the sum of 1 / k^3
+    is 1.202). With 1 / k^2 it would be 1.65 alpha, and ten attempts with one new seed each found something among equals
+    in 7.4 % instead of 5.5 %. The first look, for most the only one, spends all of alpha."""
+    return look**3
 
 
 def rules_for(
