@@ -145,7 +145,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 ROUNDS = 40
-"""Each makes a split for every part."""
+"""Each makes a split for every part. Other splits move the corrected score by 0.5 points (standard deviation; six equal
+arms, 100 tasks), little beside its interval of about 9 points each way."""
 PARTS = 3
 """Of the tasks, one part scores and the others pick. With halves the pick would be more of a guess than the real one,
 and a good arm would be sold short; with smaller parts the score hangs on the few tasks that decide a close race."""
@@ -153,7 +154,8 @@ and a good arm would be sold short; with smaller parts the score hangs on the fe
 FISSION = math.sqrt(0.5)
 """Of a lone seed, how much noise is added: it then picks like two seeds of three, with half as much variance again."""
 UNEVEN, UNLIKE_OTHERS = 0.001, 0.01
-"""How seldom seeds lie so far apart by the noise of single values, and in an arm like the others."""
+"""How seldom seeds lie so far apart by the noise of single values, and in an arm like the others. Choices, and strict
+ones: an arm that is left out wrongly hides a part of the selection bias."""
 
 
 def picked_score(arms: Sequence[Array], *, mode: Literal["max", "min"] = "max", seed: int = 0) -> float | None:
