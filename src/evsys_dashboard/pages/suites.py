@@ -37,7 +37,7 @@ class SuiteUser:
     name: str
     created: float
     by_name: bool = False
-    """Its config names the suite; which version that was, its record does not say."""
+    """The config names the suite; which version that was, the record does not say."""
 
 
 @dataclass(slots=True, kw_only=True)
