@@ -3,7 +3,7 @@ PostToolUse of Claude Code and Codex.
 
 In: the hook's JSON on stdin (session_id, hook_event_name, cwd), the index of the project's experiments and the runs'
 `run_result.json`. Out: `additionalContext` as JSON on stdout, facts only, with validation scores and no test scores;
-nothing where nothing is new. What a session was told is kept in `.evsys/agent/`. Standard library only.
+nothing where nothing is new. What a session was sent is kept in `.evsys/agent/`. Standard library only.
 """
 
 import glob

@@ -1,7 +1,7 @@
 """Keeps a coding agent away from test-split files and keys: a PreToolUse hook of Claude Code and Codex, and Cursor's
 beforeShellExecution, beforeReadFile and beforeMCPExecution.
 
-In: the hook's JSON on stdin (tool_name, tool_input, cwd; Cursor's has a form of its own). Out: exit code 0, or 2 with
+In: the hook's JSON on stdin (tool_name, tool_input, cwd; Cursor's has its own form). Out: exit code 0, or 2 with
 the reason on stderr, which the agent reads; for Cursor `{"permission": ...}` on stdout. Runs before every tool call, so
 it uses the standard library only and any Python from 3.9 on.
 

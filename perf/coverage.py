@@ -184,7 +184,7 @@ UNEQUAL = (0.3, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.02)
 
 
 def null_worlds(repeats: int) -> list[dict[str, Any]]:
-    """False verdicts among equal arms: how often any arm is told from the first, and p-values below 0.001."""
+    """False verdicts among equal arms: how often any arm is distinguished from the first, and p-values below 0.001."""
     worlds: list[tuple[str, dict[str, Any]]] = [
         ("2 arms, 2 seeds, one scatters 10 times as much", {"seeds": (2, 2), "scatters": (0.02, 0.2)}),
         ("2 arms, 3 seeds, the baseline scatters 10 times as much", {"seeds": (3, 3), "scatters": (0.2, 0.02)}),
@@ -220,7 +220,7 @@ def smallest_p(
     first_look: int | None = None,
 ) -> float:
     """Holm's smallest p-value of equal arms against the first, at any look where there are several; 1 where there is
-    none. An arm is told apart where it is below 0.05."""
+    none. An arm is distinguished where it is below 0.05."""
     arms, most = len(scatters), max(seeds)
     values = chance.normal(0, 0.2, (1, 1, tasks)) + chance.normal(0, 0.15, (arms, 1, tasks))
     values = values + chance.normal(0, 0.3, (arms, most, tasks))
@@ -339,7 +339,7 @@ def looks_in_turn(repeats: int) -> list[dict[str, Any]]:
 
 
 def power_table(repeats: int) -> list[dict[str, Any]]:
-    """How often the better one of four arms is told from the first: passes and failures, tasks of mixed difficulty."""
+    """How often the better one of four arms is distinguished from the first: pass or fail, mixed difficulty."""
     found = []
     for (seeds, points), tasks in product(((1, 0), (3, 2), (3, 6), (5, 2), (5, 6)), (100, 300, 1000)):
         row: dict[str, Any] = {"seeds": seeds, "seed_points": points, "tasks": tasks, "repeats": repeats}

@@ -3,13 +3,13 @@
 In: nothing; the workload is made up: per client 4,000 steps of 5 metrics and 500 transcripts of 6 turns. Out: a table
 (or `--json`) and `perf/results/dashboard.json`; exit code 1 when a goal is missed. "Durable" is the time from the first
 call until the server's database holds everything, read from the database file; "CPU" is what client and server used
-for it, which a busy machine changes little. Client and server are processes of their own, on loopback.
+for it, which a busy machine changes little. Client and server are separate processes, on loopback.
 
 Also: pages and API with 10,000 experiments, as many runs and 20 million points; the first chart in Chromium, where
 there is one; and `evsys dashboard` in a folder of 500 experiments. Of several turns the median counts.
 
     python perf/dashboard.py                                   # ours alone
-    python perf/dashboard.py --trackio /path/to/bin/python     # beside trackio, installed in an environment of its own
+    python perf/dashboard.py --trackio /path/to/bin/python     # beside trackio, installed in its own environment
     python perf/dashboard.py --only ingest --turns 5           # one part: ingest, scale, chart or folder
 """
 

@@ -116,7 +116,7 @@ def bare_loads(outputs: Path) -> None:
 
 
 def fastest(act: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """CPU seconds and seconds of the clock, each the least of its own."""
+    """CPU seconds and seconds of the clock, each the least of its kind."""
 
     def once() -> tuple[float, float]:
         cpu, clock = time.process_time(), time.perf_counter()

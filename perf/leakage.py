@@ -2,7 +2,7 @@
 
 In: nothing; rows and tasks are made for the occasion. Out: a table (or `--json`) and `perf/results/leakage.json`; exit
 code 1 when a goal is missed. 1,000,000 rows, half prose, half from a template, in a file, against 10,000 tasks, on one
-core; beside it `json.loads` and a hash of every line. Each way runs in a process of its own. What the audit finds, and
+core; beside it `json.loads` and a hash of every line. Each way runs in a separate process. What the audit finds, and
 what it suspects wrongly, is measured by `perf/leakage_rates.py`.
 
     python perf/leakage.py                  # some two minutes

@@ -167,7 +167,7 @@ class Situation:
     clean: list[str]
     row: Callable[[str], dict[str, Any]] = plain_row
     tellable: bool = True
-    """Whether a copy with another number can be told from a clean row at all."""
+    """Whether a copy with another number can be distinguished from a clean row at all."""
 
 
 def situations() -> Iterator[Situation]:

@@ -1,7 +1,7 @@
 """How fast and how large is the loading of rows, next to the loop one would write by hand?
 
 In: nothing; a file of `--rows` rows of about 200 bytes is made for the occasion. Out: a table (or `--json`) and
-`perf/results/load_rows.json`; exit code 1 when a goal is missed. Each way runs in a process of its own, so that
+`perf/results/load_rows.json`; exit code 1 when a goal is missed. Each way runs in a separate process, so that
 one's memory is not counted as the other's; of `--repeats` runs the fastest counts.
 
     python perf/load_rows.py            # 1,000,000 rows, about a minute

@@ -2,7 +2,7 @@
 
 In: nothing; a record of `--rollouts` rollouts (4 per task; 200 tokens read and 100 written each) is made for the
 occasion, with a verifier in a project's own module. Out: a table (or `--json`) and `perf/results/regrade.json`; exit
-code 1 when a goal is missed. Measured is the whole command in a process of its own, from its start to the new record on
+code 1 when a goal is missed. Measured is the whole command in a separate process, from its start to the new record on
 disk, and its CPU time beside that of a bare loop of json.loads and the same function over the same rollouts; of
 `--repeats` the fastest counts.
 

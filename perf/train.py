@@ -1,7 +1,7 @@
 """How fast the local engine trains and samples, beside what one would use without it.
 
 In: nothing (SmolLM2-135M, fetched once; `evsys model pull` does it beforehand). Out: a table, perf/results/train.json
-and train.md; exit code 1 when a goal is missed. Every contestant has a process of its own, they take turns, and ratios
+and train.md; exit code 1 when a goal is missed. Every contestant has a separate process, they take turns, and ratios
 are of medians within this one run.
 
     python perf/train.py               # under 15 minutes on 2 idle cores
@@ -145,7 +145,7 @@ def run_sampling(contest: Contest, sizes: list[int]) -> None:
 
 
 def run_arms(contest: Contest) -> None:
-    """One arm, all arms on one engine, all arms in processes of their own."""
+    """One arm, all arms on one engine, all arms in separate processes."""
 
     def one_process(arms: int) -> Turn:
         ways = {"engine": [str(arms), str(contest.model_dir)]}
@@ -191,7 +191,7 @@ def caption(contest: Contest) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft", "trl"))
     return (
         f"{MODEL}, fp32, CPU, {contest.threads} thread(s) each, {packages}, Python {platform.python_version()}. "
-        f"Each in a process of its own, {contest.rounds} turn(s) each, in alternation; medians of tokens per second "
+        f"Each in a separate process, {contest.rounds} turn(s) each, in alternation; medians of tokens per second "
         f"({clock}); padding does not count as tokens. "
         "SFT: LoRA 8 on all linear layers of the decoder, every token in the loss, AdamW, no checkpointing, one step a "
         "turn; TRL and the bare loop pad to the longest row of the batch. "

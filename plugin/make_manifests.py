@@ -92,7 +92,7 @@ def manifests() -> dict[str, dict[str, Any]]:
                 }
             ],
         },
-        # Cursor would read hooks/hooks.json, whose form it does not know: it gets a file of its own.
+        # Cursor would read hooks/hooks.json, whose form it does not know: it gets its own file.
         ".cursor-plugin/plugin.json": {
             **about,
             "skills": "./skills/",

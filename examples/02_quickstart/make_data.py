@@ -1,6 +1,6 @@
 """Make the quickstart's rows: which tool does this request need?
 
-Out: `data/train.jsonl`, `data/val/tasks.jsonl`, `data/test/tasks.jsonl`. Each split has wordings and words of its own,
+Out: `data/train.jsonl`, `data/val/tasks.jsonl`, `data/test/tasks.jsonl`. Each split has its own wordings and words,
 so an evaluation request is never a training request with a word changed. Running it gives the committed files again,
 byte for byte.
 """

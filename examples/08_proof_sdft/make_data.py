@@ -1,7 +1,7 @@
 """Make the rows of the SDFT proof: two skills to learn one after the other, and how to follow a demonstration.
 
 Out: `data/follow.jsonl` (any question, with an answer shown: give that answer), `data/tools/` and `data/moods/`, each
-with `train.jsonl` and `test/tasks.jsonl`. Test sentences have wordings and words of their own. Running it gives the
+with `train.jsonl` and `test/tasks.jsonl`. Test sentences have their own wordings and words. Running it gives the
 committed files again, byte for byte.
 """
 

@@ -1,6 +1,6 @@
 """Start our Tinker-protocol server on this machine, train over it, and stop it: config.yaml, with the server's address.
 
-The server is a process of its own, as it would be on another machine: the run sees nothing of it but its address.
+The server is a separate process, as it would be on another machine: the run sees nothing of it but its address.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Contestants take turns: A B C, A B C.
 
-In: commands that start contestants. Out: `Turn`s, as each process reports them. A contestant lives in a process of its
-own, so that its peak memory is its own; while one works the others wait on a pipe, so that a noisy machine is noisy
+In: commands that start contestants. Out: `Turn`s, as each process reports them. A contestant is a separate process, so
+that its peak memory is its own; while one works the others wait on a pipe, so that a noisy machine is noisy
 for all of them. Both ends of the pipe are here: `Contestant` for the one who asks, `Turns` for the one who works.
 """
 
@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a contestant's turns come to."""
+    """The result of a contestant's turns."""
 
     tokens_per_second: float
     """The median over turns."""
@@ -82,7 +82,7 @@ class Contestant:
 
     def __exit__(self, *exc: object) -> None:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()  # it ends when nobody asks any more
+        self._process.stdin.close()  # it ends when no request can come
         if exc[0] is not None:
             self._process.terminate()
         self._process.wait()
@@ -117,7 +117,7 @@ def take_turns(
 
 
 def score(turns: Sequence[Turn], *, by_cpu: bool) -> Score:
-    """By the clock, or by what the processor did for it: with one thread that is the same where nobody else works."""
+    """By the clock, or by what the processor did for it: with one thread that is the same on an idle machine."""
     speeds = [turn.tokens / (turn.cpu_seconds if by_cpu else turn.seconds) for turn in turns]
     return Score(
         tokens_per_second=statistics.median(speeds),
@@ -154,7 +154,7 @@ class Turns:
         self._say(asdict(Turn(tokens=tokens, seconds=seconds, cpu_seconds=cpu, peak_mb=peak_mb())))
 
     def serve(self, act: Callable[[Any], int]) -> None:
-        """Do what is asked until nobody asks; `act` returns the number of tokens."""
+        """Answer requests until the input ends; `act` returns the number of tokens."""
         self.ready()
         while (work := self.wait()) is not None:
             self.report(act(work))

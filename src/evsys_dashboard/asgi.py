@@ -1,7 +1,7 @@
 """The server's application: steps and predictions by the short way, everything else by Django.
 
 In: HTTP requests (ASGI). Out: answers. Batches of steps and predictions go to one writer thread, which commits all
-that is waiting at once and answers after the commit: what a client was told is stored survives a kill of the server.
+that is waiting at once and answers after the commit: what a client got as stored survives a kill of the server.
 Host and Origin are checked here for all routes, and bodies are read with a limit.
 """
 
@@ -91,6 +91,7 @@ class Writer:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
+            # What came while the last group was written shares one commit, which costs more than its rows.
             group, ends = [first], False
             while len(group) < GROUP and not self._queue.empty():
                 following = self._queue.get()
@@ -223,6 +224,7 @@ class Application:
     async def _ask_django(self, scope: Scope, data: bytes, send: Send) -> None:
         loop = asyncio.get_running_loop()
 
+        # The thread waits for the client, so that a slow one does not fill the memory with what it has yet to read.
         def emit(message: Message) -> None:
             asyncio.run_coroutine_threadsafe(send(message), loop).result(WAIT_SECONDS)
 

@@ -2,7 +2,7 @@
 
 In: a cursor of an earlier answer. Out: ids of experiments and runs, and the next cursor. A row is stamped before its
 commit (`updated`), so that of two processes that write, the one that stamped first may commit last: each question
-looks back by `OVERLAP_SECONDS`, and the cursor names the rows of that time that were told. A cursor is `<stamp>~<mark>,
+looks back by `OVERLAP_SECONDS`, and the cursor names the rows of that time that were sent. A cursor is `<stamp>~<mark>,
 <mark>`; `<stamp>` alone asks for exactly what is newer.
 """
 
@@ -80,5 +80,5 @@ def _write_cursor(since: float, rows: Iterable[Stamped]) -> str:
 
 
 def _mark(pk: str, stamp: float) -> str:
-    """Short, since a cursor stands in a URL; of two rows with one mark, one might be told late, never wrongly."""
+    """Short, since a cursor stands in a URL; of two rows with one mark, one might be sent late, never wrongly."""
     return f"{zlib.crc32(f'{pk}@{stamp!r}'.encode()):08x}"

@@ -1,7 +1,7 @@
 """Charts of the Progress page, as SVG.
 
-In: ladders, importances and calibration (`ladders`). Out: markup. Each chart has a table beside it on the page for
-readers who do not see it.
+In: leaderboards, importances and calibration (`leaderboards`). Out: markup. Each chart has a table beside it on the
+page for readers who do not see it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from django.utils.safestring import SafeString
 
-from evsys_dashboard.ladders import Calibration, Dot, Ladder, ScoredArm, SettingImportance
+from evsys_dashboard.leaderboards import Calibration, Dot, Leaderboard, ScoredArm, SettingImportance
 from evsys_dashboard.svg import Scale, element, join, tick_text
 from evsys_sdk.format import shown, span
 
@@ -68,6 +68,7 @@ def _time_axis(across: Scale, y: float) -> SafeString:
     if not width:
         text = datetime.fromtimestamp(across.low, UTC).strftime("%Y-%m-%d %H:%M")
         return element("text", text, x=across(across.low), y=y + 18, text_anchor="middle")
+    # At most 7 labels: more would run into each other, with the hour beside the date.
     step = next((size for size in TIME_STEPS if width / size <= 7), max(365 * DAY, width / 7))
     first = math.ceil(across.low / step)
     marks = [number * step for number in range(first, math.floor(across.high / step) + 1)]
@@ -84,12 +85,12 @@ def _time_axis(across: Scale, y: float) -> SafeString:
     return join(parts)
 
 
-def progress_chart(ladder: Ladder, *, by_order: bool = False) -> SafeString:
+def progress_chart(leaderboard: Leaderboard, *, by_order: bool = False) -> SafeString:
     """The best score over time with the noise around it, and each experiment as a dot with its interval.
 
     `by_order`: evenly spaced, one experiment after another, instead of by the clock.
     """
-    dots = ladder.dots
+    dots = leaderboard.dots
     if not dots:
         return SafeString("")
     places = [float(number) for number in range(len(dots))] if by_order else [dot.when for dot in dots]
@@ -98,7 +99,7 @@ def progress_chart(ladder: Ladder, *, by_order: bool = False) -> SafeString:
     pad = (high - low) * 0.06 or max(abs(high) * 0.05, 0.01)
     floor_y, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     # Neither the axis nor the band goes where no score can be, such as beyond 1.
-    least, most = ladder.bounds
+    least, most = leaderboard.bounds
     up = Scale(low=max(low - pad, min(least, low)), high=min(high + pad, max(most, high)), start=floor_y, end=TOP)
     across = Scale(low=min(places), high=max(places), start=LEFT + 12, end=right - 12)
     spots = [(across(place), up(dot.score)) for place, dot in zip(places, dots, strict=True)]
@@ -107,19 +108,19 @@ def progress_chart(ladder: Ladder, *, by_order: bool = False) -> SafeString:
         _value_axis(up, right),
         element("line", x1=LEFT, x2=right, y1=floor_y, y2=floor_y, class_="axis"),
         bottom,
-        _best_line(ladder, spots, up, right),
+        _best_line(leaderboard, spots, up, right),
         _lineage(dots, spots),
         _whiskers(dots, spots, up),
         *(_dot(dot, spot, len(dots)) for dot, spot in zip(dots, spots, strict=True)),
         width=WIDTH,
         height=HEIGHT,
-        label=f"{ladder.label} over time, {len(dots)} experiments; the table below has the numbers",
+        label=f"{leaderboard.label} over time, {len(dots)} experiments; the table below has the numbers",
     )
 
 
-def _best_line(ladder: Ladder, spots: Sequence[tuple[float, float]], up: Scale, right: float) -> SafeString:
+def _best_line(leaderboard: Leaderboard, spots: Sequence[tuple[float, float]], up: Scale, right: float) -> SafeString:
     """Steps from one kept experiment to the next, and around each as much as may be noise."""
-    kept = [(x, dot) for dot, (x, _) in zip(ladder.dots, spots, strict=True) if dot.fate == "kept"]
+    kept = [(x, dot) for dot, (x, _) in zip(leaderboard.dots, spots, strict=True) if dot.fate == "kept"]
     if not kept:
         return SafeString("")
     ends = [x for x, _ in kept[1:]] + [right]
@@ -128,10 +129,10 @@ def _best_line(ladder: Ladder, spots: Sequence[tuple[float, float]], up: Scale, 
         for number, ((x, dot), end) in enumerate(zip(kept, ends, strict=True))
     )
     bands = []
-    if ladder.noise_floor is not None:
+    if leaderboard.noise_floor is not None:
         for (x, dot), end in zip(kept, ends, strict=True):
-            top = up(min(dot.score + ladder.noise_floor, up.high))
-            bottom = up(max(dot.score - ladder.noise_floor, up.low))
+            top = up(min(dot.score + leaderboard.noise_floor, up.high))
+            bottom = up(max(dot.score - leaderboard.noise_floor, up.low))
             bands.append(element("rect", x=x, y=top, width=max(0.0, end - x), height=bottom - top, class_="band"))
     return join([*bands, element("path", d=line, class_="best")])
 
@@ -218,6 +219,7 @@ def parallel_chart(arms: Sequence[ScoredArm], found: Sequence[SettingImportance]
         )
         level = 2 if sign * arm.score >= top else 1 if sign * arm.score >= middle else 0
         lines.append((level, element("path", d=path, class_=f"polyline q{level}")))
+    # In SVG what comes last lies on top: the best tenth.
     parts = [line for _, line in sorted(lines, key=lambda pair: pair[0])]
     score_ticks = [(tick_text(tick), score_scale(tick)) for tick in score_scale.ticks(5)]
     for x, key, (_, ticks) in zip(spots, [*keys, "score"], [*axes, (None, score_ticks)], strict=True):
@@ -235,6 +237,7 @@ def _axis(values: Sequence[Any]) -> tuple[Any, list[tuple[str, float]]]:
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == len(values) and all(map(math.isfinite, numbers)):
         low, high = min(numbers), max(numbers)
+        # From a factor of 50 on, as of learning rates, a linear axis would put most values in one place.
         scale = Scale(low=low, high=high, start=bottom, end=top, is_log=low > 0 and high / low >= 50)
         distinct = sorted(set(numbers))
         ticks = distinct if len(distinct) <= 8 else scale.ticks(5)

@@ -117,6 +117,7 @@ def series_of(
             if len(found) >= MOST_SERIES:
                 left_out += line is not None or (run.pk, metric) in keys
                 continue
+            # A score before a logged number of its name: it has an interval.
             if line is not None:
                 inside = [one for one in line if steps.holds(one.step)]
                 columns: dict[str, Any] = {

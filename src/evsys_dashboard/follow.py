@@ -66,11 +66,11 @@ PlainFields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowedPlace:
+class FollowedSource:
     """Where to look, as `evsys history` does."""
 
     workspace: Path | None = None
-    """Its index names records."""
+    """The index in it names records."""
     outputs: Path | None = None
     folders: tuple[Path, ...] = ()
     """Looked through instead of the index."""
@@ -85,7 +85,7 @@ class FollowedPlace:
         return indexed | {record: indexed.get(record, IndexLine(record=record)) for record in found}
 
 
-def project_of(place: FollowedPlace, root: Path) -> Project:
+def project_of(place: FollowedSource, root: Path) -> Project:
     """The project that shows this place: that of the folder `root`, or one for the folders that were named."""
     about = place.folders[0].resolve() if place.folders else root
     slug = re.sub(r"[^a-z0-9]+", "-", about.name.lower()).strip("-")[:40] or "local"
@@ -102,7 +102,7 @@ class Follower:
     """A thread that keeps one project up to date with its folders."""
 
     project: Project
-    place: FollowedPlace
+    place: FollowedSource
     _stop: threading.Event = field(default_factory=threading.Event)
     _indexed: threading.Event = field(default_factory=threading.Event)
     """Set when every record was read once."""

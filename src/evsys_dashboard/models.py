@@ -2,8 +2,8 @@
 
 Records arrive by id and may arrive twice, late or out of order, so every table is keyed by the client's own ids and
 every row of a record keeps, per field, the time of the value it has (`field_times`): the newest value counts.
-A run is a `Generation` here, because the wire calls it so; pages say "run". Points of curves lie in a table of their
-own, without an ORM model (`points`).
+A run is a `Generation` here, because the wire calls it so; pages say "run". Points of curves lie in a separate table,
+without an ORM model (`points`).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ExperimentRow(models.Model):
     backend = models.CharField(max_length=100, blank=True, default="")
     algorithm = models.CharField(max_length=100, blank=True, default="")
 
-    # Last, because SQLite reads a row from its beginning: a list must not pass 30 kB of record to come to a score.
+    # Last, because SQLite reads a row from its beginning: a list must not pass 30 kB of record to reach a score.
     record = models.JSONField(null=True)
     """`ExperimentRecord.as_dict()`; read it with `ExperimentRecord.model_validate`."""
     figures = models.JSONField(default=dict)

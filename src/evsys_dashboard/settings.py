@@ -37,7 +37,7 @@ class ServerOptions:
     database_url: str
     """`sqlite:///path` or `postgresql://user:password@host:port/name`."""
     secret_key: str
-    """Signs sessions; kept beside the database, so that a restart logs nobody out."""
+    """Signs sessions; kept beside the database, so that a restart logs no user out."""
     hosts: tuple[str, ...] = LOOPBACK_HOSTS
     """Host headers that are answered."""
     is_local: bool = True

@@ -36,7 +36,7 @@ ROOT = SUITES_PATH.removeprefix("/")
 UPLOADING = "uploading"
 """In `Suite.fields` until the rows are complete. A suite that was only recorded lacks it, and has no rows."""
 ABANDONED_SECONDS = 24 * 3600.0
-"""An upload that nobody went on with for this long is deleted when the next one begins."""
+"""An upload without progress for this long is deleted when the next one begins."""
 MAX_ROWS = 10_000_000
 MAX_PAGE_ROWS = 5000
 MAX_PAGE_BYTES = 4 * 1024 * 1024

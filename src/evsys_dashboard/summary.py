@@ -82,7 +82,7 @@ def _summarize_record(row: ExperimentRow, record: ExperimentRecord, digest: Dige
 
 def verdict_of(record: ExperimentRecord) -> str:
     """supported, refuted or undecided. Only a typed hypothesis can be supported or refuted: of one in words no
-    program knows what it predicts, so that it is undecided or, where arms are told apart, left to the reader."""
+    program knows what it predicts, so that it is undecided or, where arms are distinguished, left to the reader."""
     outcome = record.hypothesis_result.get("outcome")
     if isinstance(outcome, str):
         return OUTCOMES.get(outcome, "")
@@ -137,6 +137,7 @@ def _spark(row: ExperimentRow, record: ExperimentRecord, digest: Digest, top: Ar
     if arm is None:
         return {}
     runs = next((runs for found, runs in record.runs_of() if found.arm == arm.arm), [])
+    # A mean over seeds for each step; one point would be no line.
     scores = _means(_scores_by_step(runs, set(digest.measured)))
     return _trend(digest.metric or "score", scores) if len(scores) > 1 else _loss_spark(row, arm.arm)
 

@@ -154,7 +154,7 @@ class Shared:
     packs: bool
     """The model keeps packed sequences apart; if not, each is computed alone."""
     trainable: bool
-    """Its logits are a linear head's and nothing more, which `head` relies on."""
+    """The model's logits are a linear head's and nothing more, which `head` relies on."""
 
 
 class TrainingAdapter:

@@ -136,7 +136,7 @@ class Prefilled:
     """Per chunk and layer [tokens, 2, kv heads, size]; empty if nothing is to follow."""
 
     def open(self, which: Sequence[int], room: int) -> Group:
-        """Rows that go on from these prompts (a number may come more than once), with `room` slots to begin with."""
+        """Rows that continue from these prompts (a number may come more than once), with `room` slots to begin with."""
         lengths = [self.lengths[i] for i in which]
         slots = whole_blocks(max(lengths) + room)
         cache = [self._spread_cache(layer, which, slots) for layer in range(len(self.chunks[0]))]
@@ -180,7 +180,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], watch: Mapping[int, Watch], *, keep: bool) -> Prefilled:
-        """Read the prompts; `keep` what rows that go on will need."""
+        """Read the prompts; `keep` what rows that continue will need."""
         # The embedding only holds the place of the logits, which are known at the end.
         done, logits = Prefilled(self._embedding, [len(prompt) for prompt in prompts]), []
         for number, chunk in enumerate(_chunks(done.lengths)):
@@ -377,7 +377,7 @@ class ModelPrefilled:
     cache: Any
 
     def open(self, which: Sequence[int], room: int) -> ModelGroup:
-        """Rows that go on from these prompts (a number may come more than once); can be called once."""
+        """Rows that continue from these prompts (a number may come more than once); can be called once."""
         del room  # the cache grows by itself
         group = ModelGroup(self.cache, self.mask, self.mask.sum(-1))
         group.keep(which)

@@ -101,10 +101,10 @@ def _new_product(weights: MergedWeights, modules: Sequence[str], *, own: bool) -
     if not _alone_is_different(multiply, matrices):
         return multiply
 
-    def multiply_in_company(x: Tensor) -> Tensor:
+    def multiply_padded(x: Tensor) -> Tensor:
         return multiply(x) if len(x) > 1 else multiply(x.expand(2, -1))[:1]
 
-    return multiply_in_company
+    return multiply_padded
 
 
 def _alone_is_different(multiply: Product, matrices: list[Tensor]) -> bool:

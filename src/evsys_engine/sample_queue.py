@@ -1,7 +1,7 @@
 """Many callers, one batch.
 
 In: single requests from any number of threads or tasks, at any time. Out: a future for each. A worker thread, there
-only while there is work, keeps one batch going on the sampler and lets requests join it between two tokens, first
+only while there is work, keeps one batch running on the sampler and lets requests join it between two tokens, first
 come, first served.
 """
 
@@ -36,7 +36,9 @@ class SampleQueue:
         answer: Future[SampleOutput] = Future()
         try:
             job = self._sampler.job(
-                request, lambda result: _tell(answer.set_result, result), lambda exc: _tell(answer.set_exception, exc)
+                request,
+                lambda result: _settle(answer.set_result, result),
+                lambda exc: _settle(answer.set_exception, exc),
             )
         except EngineError as exc:
             answer.set_exception(exc)
@@ -90,7 +92,7 @@ class SampleQueue:
         return jobs
 
 
-def _tell(setter: Any, value: Any) -> None:
+def _settle(setter: Any, value: Any) -> None:
     with suppress(InvalidStateError):  # the caller has cancelled
         setter(value)
 

@@ -80,8 +80,8 @@ class Settings:
         return self.temperature < COLDEST
 
 
-class Picker:
-    """Picks for a fixed set of rows; make a new one when the set changes."""
+class TokenSampler:
+    """Samples tokens for a fixed set of rows; make a new one when the set changes."""
 
     def __init__(self, settings: Sequence[Settings], device: torch.device):
         # Greedy rows get neutral settings, as fp32 cannot divide by their temperature; `_choose` sets their token.
@@ -93,7 +93,7 @@ class Picker:
         self._filtered = any(row.top_k > 0 or row.top_p < 1 for row in self._settings)
         self._mass: Tensor | None = None  # kept between steps: new memory of this size costs as much as the arithmetic
 
-    def pick(
+    def sample(
         self, logits: Tensor, uniforms: Sequence[float], allowed: Mapping[int, Array] | None = None
     ) -> tuple[list[int], list[float]]:
         """Tokens and logprobs, one per row; a logprob is NaN where the model's logits are not finite.

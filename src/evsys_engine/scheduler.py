@@ -29,7 +29,7 @@ from torch import Tensor
 from evsys_engine.decoder import LlamaDecoder, ModelDecoder, is_supported
 from evsys_engine.grammar import Matcher, model_vocabulary
 from evsys_engine.merging import LoraParts, MergedWeights
-from evsys_engine.sampler import Picker, RowStream, Settings, StopRule, end_ids, fresh_seed
+from evsys_engine.sampler import RowStream, Settings, StopRule, TokenSampler, end_ids, fresh_seed
 from evsys_engine.types import Array, BadRequest, EngineError, ModelInfo, SampledSequence, SampleOutput, SampleRequest
 
 logger = logging.getLogger("evsys_engine.scheduler")
@@ -219,7 +219,7 @@ class Run:
         self._waiting: deque[SampleRow] = deque()
         self._groups: list[tuple[Any, list[SampleRow]]] = []
         self._starting: list[SampleRow] = []
-        self._picker: Picker | None = None
+        self._sampler: TokenSampler | None = None
         """For the live rows; None when they have changed."""
 
     @property
@@ -271,7 +271,7 @@ class Run:
         return admitted
 
     def _start(self, rows: list[SampleRow]) -> None:
-        """Read the prompts of these rows, write the first token of each, open a group for those that go on."""
+        """Read the prompts of these rows, write the first token of each, open a group for those that continue."""
         numbers = {tokens: i for i, tokens in enumerate(dict.fromkeys(row.job.tokens for row in rows))}
         which = [numbers[row.job.tokens] for row in rows]
         # The scores of each prompt that were asked for and are not there yet.
@@ -283,9 +283,9 @@ class Run:
                 wanting.setdefault(numbers[job.tokens], []).append(job.scores)
         watchers = {number: partial(_score_all, scores) for number, scores in wanting.items()}
         read = self._decoder.prefill(list(numbers), watchers, keep=any(row.job.limit > 1 for row in rows))
-        picks = _pick(Picker([row.settings for row in rows], self._decoder.device), read.logits[which], rows)
+        picks = _pick(TokenSampler([row.settings for row in rows], self._decoder.device), read.logits[which], rows)
         going = [i for i, (row, pick) in enumerate(zip(rows, picks, strict=True)) if not row.take(*pick)]
-        self._picker = None
+        self._sampler = None
         if going:
             room = min(64, max(rows[i].job.limit for i in going) - 1)
             self._groups.append((read.open([which[i] for i in going], room), [rows[i] for i in going]))
@@ -293,9 +293,9 @@ class Run:
     def _step(self) -> None:
         live = self._live
         logits = self._decoder.step([group for group, _ in self._groups], [row.tokens[-1] for row in live])
-        if self._picker is None:
-            self._picker = Picker([row.settings for row in live], self._decoder.device)
-        picks = iter(_pick(self._picker, logits, live))
+        if self._sampler is None:
+            self._sampler = TokenSampler([row.settings for row in live], self._decoder.device)
+        picks = iter(_pick(self._sampler, logits, live))
         kept = [
             self._after_step(group, [not row.take(*next(picks)) for row in rows], rows) for group, rows in self._groups
         ]
@@ -304,12 +304,12 @@ class Run:
     def _after_step(self, group: Any, continues: list[bool], rows: list[SampleRow]) -> tuple[Any, list[SampleRow]]:
         if all(continues):
             return group, rows
-        self._picker = None
+        self._sampler = None
         alive = [i for i, on in enumerate(continues) if on]
         return group, [rows[i] for i in group.keep(alive)] if alive else []
 
 
-def _pick(picker: Picker, logits: Tensor, rows: list[SampleRow]) -> Iterable[tuple[int, float]]:
+def _pick(sampler: TokenSampler, logits: Tensor, rows: list[SampleRow]) -> Iterable[tuple[int, float]]:
     allowed: dict[int, Array] = {}
     for index, row in enumerate(rows):
         if row.matcher is not None and not row.job.over:
@@ -317,7 +317,7 @@ def _pick(picker: Picker, logits: Tensor, rows: list[SampleRow]) -> Iterable[tup
                 allowed[index] = row.matcher.allowed()
             except EngineError as exc:  # a grammar that is too much for its parser is this request's trouble alone
                 row.job.fail(exc)
-    return zip(*picker.pick(logits, [row.stream.draw() for row in rows], allowed), strict=True)
+    return zip(*sampler.sample(logits, [row.stream.draw() for row in rows], allowed), strict=True)
 
 
 def _score_all(wanting: list[PromptScores], position: int, logits: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""An adapter on disk, to go on training from.
+"""An adapter on disk, to continue training from.
 
 In: parameters, optimiser and settings. Out: a folder with `weights.safetensors`, `moments.safetensors` and the
 manifest; and back, bit for bit, onto an adapter of the same shape over the same model. Everything is read and checked

@@ -35,7 +35,7 @@ class _Options:
     attached: str = ""
     """Letters whose value is the rest of the word, if any."""
     long: str = "(?!)"
-    """Whole words without a value or with one of their own, as a regular expression."""
+    """Whole words without a value or with one, as a regular expression."""
     long_valued: tuple[str, ...] = ()
     """Whole words whose value is the next word, or stands after `=`."""
 
@@ -249,10 +249,10 @@ _SETTINGS = re.compile(r"(?:-c|--config-file|--rootdir|--confcutdir|-s|--start-d
 
 
 def _collects_agents_tests(words: list[str], run: Execution) -> bool:
-    """Whether pytest or unittest takes tests, or settings, from a folder of the agent: from where it is told to, else
+    """Whether pytest or unittest takes tests, or settings, from a folder of the agent: from where its options say, else
     from the working directory.
 
-    One that is told to write a report into /logs/verifier must be able to (docs/rollouts.md, "What remains").
+    One whose options write a report into /logs/verifier must be able to (docs/rollouts.md, "What remains").
     """
     if names_folder(run, "/logs/verifier"):
         return False

@@ -70,7 +70,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class DockerfileRecipe:
-    """A whole Dockerfile, for those who put no files of their own beside it."""
+    """A whole Dockerfile, for those who put no files beside it."""
 
     workdir: str = "/app"
     env: dict[str, str] = field(default_factory=dict)

@@ -162,7 +162,7 @@ class SandboxLaunch:
             await supervisor().launch(handles)
 
     async def _watch(self, seconds: float) -> None:
-        ending = asyncio.ensure_future(self._hear())
+        ending = asyncio.ensure_future(self._receive())
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(ending)
@@ -174,7 +174,7 @@ class SandboxLaunch:
             self.end_soon()
             await ending
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         """What the supervisor has to say when nothing of the command is left."""
         assert self._channel is not None
         try:

@@ -84,7 +84,7 @@ def is_forged(tid: int, name: OpenedName, result: int, *, guarded: str, visited:
     if not arrived or not _is_guarded(arrived, guarded):  # nothing there: killed meanwhile
         return False
     # The filter does not stop at a folder that is opened like a file to read (`seccomp.LOOKED_AT`), so how the tests
-    # came to it is not known, and it counts as a link. Not where the program has been: `find` opens `.` so. The price
+    # opened it is not known, and it counts as a link. Not where the program has been: `find` opens `.` so. The price
     # stands in docs/rollouts.md, "What remains".
     if name.folder is not None and read_link(f"{place}/fd/{name.folder}") not in visited:
         with contextlib.suppress(OSError), open(f"{place}/fdinfo/{name.folder}") as file:

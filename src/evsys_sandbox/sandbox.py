@@ -542,7 +542,7 @@ def _own_aliases() -> dict[str, str]:
 
 @cache
 def _root_links() -> tuple[str, ...]:
-    """/bin, /lib and the like, as this machine has them: links into /usr, or directories of their own."""
+    """/bin, /lib and the like, as this machine has them: links into /usr, or their own directories."""
     args: list[str] = []
     for place in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
         if place.is_symlink():

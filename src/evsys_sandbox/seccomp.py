@@ -111,7 +111,7 @@ PLACES: Mapping[str, tuple[int | None, int]] = {
     "symlink": (None, 1), "symlinkat": (1, 2), "link": (None, 1), "linkat": (2, 3), "rename": (None, 1),
     "renameat": (2, 3), "renameat2": (2, 3),
 }  # fmt: skip
-"""Calls by which a link comes to a new place, and which of their arguments hold the folder and the name there."""
+"""Calls by which a link gets to a new place, and which of their arguments hold the folder and the name there."""
 TRACED = (*EXECUTIONS, *OPENS, "creat", "chdir", "fchdir", *PLACES)
 """Calls that `tracer` sees before they are carried out; it is given their place in this list."""
 LOOKED_AT = 0o1 | 0o2 | 0o100 | 0o1000 | 0o40000 | 0o200000 | 0o10000000

@@ -110,7 +110,7 @@ class Supervisor:
             return False
         for key, _ in ready:
             if isinstance(key.data, RunningSandbox):
-                self._hear(key.data)
+                self._receive(key.data)
         if wake_read in files:
             os.read(wake_read, 4096)
         self._reap()
@@ -142,7 +142,7 @@ class Supervisor:
         self.selector.register(channel, selectors.EVENT_READ, running)
         return True
 
-    def _hear(self, running: RunningSandbox) -> None:
+    def _receive(self, running: RunningSandbox) -> None:
         """A word on a sandbox's channel, or its end: its launcher wants it ended."""
         self.selector.unregister(running.channel)
         with contextlib.suppress(OSError):

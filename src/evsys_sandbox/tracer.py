@@ -116,22 +116,22 @@ class Program:
     root: int
     parent: Program | None = None
     is_agents: bool = False
-    """It runs code of the agent, and cannot write in the guarded folder."""
+    """The program runs code of the agent, and cannot write in the guarded folder."""
     is_copier: bool = False
-    """It makes files and links whose names and targets are written in other files (`code_origin`). One of the tests
-    cannot write in the guarded folder either, unless its command line names it."""
+    """The program makes files and links whose names and targets are written in other files (`code_origin`). One of the
+    tests cannot write in the guarded folder either, unless its command line names it."""
     is_confined: bool = False
-    """It cannot write in the guarded folder."""
+    """The program cannot write in the guarded folder."""
     is_ln: bool = False
-    """It is the program that lays links."""
+    """The program is `ln`, which lays links."""
     domains: int = 0
-    """In how many Landlock domains it is."""
+    """In how many Landlock domains the program is."""
     is_over: bool = False
     """What is left of it is being killed."""
     processes: set[int] = field(default_factory=set)
     """Alive, those of programs that it started not among them."""
     visited: set[str] = field(default_factory=set)
-    """Its working directories, as far as they are in the guarded folder or above it."""
+    """The program's working directories, as far as they are in the guarded folder or above it."""
 
     def is_below(self, other: Program) -> bool:
         above: Program | None = self
@@ -343,7 +343,7 @@ class Tracer:
         parent, own = facts.get("PPid"), facts.get("Tgid")
         for other, task in self.tasks.items():
             if task.process not in dying and (state := read_status(other)):
-                # Its parent, another thread of its own process, or (CLONE_PARENT) another child of its parent.
+                # Its parent, another thread of its process, or (CLONE_PARENT) another child of its parent.
                 is_near = str(task.process) in (parent, own) or state["PPid"] == parent
                 if is_near and state["State"][0] not in "SZXI":
                     return True

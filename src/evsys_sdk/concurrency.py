@@ -130,7 +130,7 @@ def interrupt_thread(ident: int) -> None:
 
 
 def no_interrupt(ident: int) -> None:
-    """Take back an `interrupt_thread` that has not come to anything yet."""
+    """Take back an `interrupt_thread` that has had no effect yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
 
 
@@ -245,7 +245,7 @@ async def unless_stopped[T](work: Awaitable[T]) -> T:
     finally:
         if not task.done():
             task.cancel()
-            # Waited for, so that the work has let go of what it holds before the caller goes on.
+            # Waited for, so that the work has let go of what it holds before the caller continues.
             await asyncio.gather(task, return_exceptions=True)
     return task.result()
 

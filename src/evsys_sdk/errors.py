@@ -145,7 +145,7 @@ class RunLocked(EvsysError):
 
 
 class RecordLost(EvsysError):
-    """The runs are done, and what they came to could not be written."""
+    """The runs are done, and their results could not be written."""
 
 
 class JournalDamaged(EvsysError):

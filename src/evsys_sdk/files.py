@@ -39,6 +39,15 @@ def make_folder(path: Path) -> None:
             (workspace / ".gitignore").write_text(GIT_IGNORES_ALL)
 
 
+def sync(path: Path) -> None:
+    """Make what was written to a file, or the names in a folder, outlive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     """A binary handle whose content replaces `path` when the block ends well, and vanishes when it does not."""
@@ -54,12 +63,7 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(name, target)
-        # The new name is on disk only when its folder is.
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(target.parent)  # the new name is on disk only when its folder is
     except BaseException:
         name.unlink(missing_ok=True)
         raise

@@ -141,11 +141,6 @@ class RunContext:
     hooks: Hooks | None = None
     """Loop events: an algorithm that calls them gets callbacks and in-loop evaluation for free."""
 
-    @property
-    def retelling(self) -> bool:
-        """The earlier name of `replaying`."""
-        return self.replaying
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationResult:
@@ -637,8 +632,8 @@ class Renderer(Protocol):
         ...
 
     def sequences(self, messages: list[Message], *, last_only: bool = False) -> list[tuple[list[int], list[int]]]:
-        """The same for each assistant turn (or the last) in the context it was written in: usually one sequence, more
-        where the template shows earlier turns differently once later ones follow."""
+        """`conversation` for each assistant turn (or the last) in the context it was written in: usually one sequence,
+        more where the template shows earlier turns differently once later ones follow."""
         ...
 
 

@@ -144,7 +144,7 @@ class RecordingBackend:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """A log store that keeps what it is told."""
+    """A log store that keeps what it is given."""
 
     metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """(step, metrics), in order."""

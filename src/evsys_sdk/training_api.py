@@ -77,7 +77,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBackwardOutput:
-    """What a loss came to."""
+    """The result of a loss."""
 
     metrics: dict[str, float]
     """Always has `loss:sum`."""
@@ -175,14 +175,14 @@ class TrainingService(Protocol):
 
 
 def let_go(sampler: SamplingClient) -> None:
-    """Say that nobody will ask this sampler again. One that holds memory has a `close()`; others need none."""
+    """Say that this sampler gets no more requests. One that holds memory has a `close()`; others need none."""
     close = getattr(sampler, "close", None)
     if close is not None:
         close()
 
 
 async def discard_weights(service: TrainingService, path: str) -> None:
-    """Say that nobody will ask for these sampler weights again; a service with `discard_weights(path)` deletes them."""
+    """Say that these sampler weights get no more requests; a service with `discard_weights(path)` deletes them."""
     discard = getattr(service, "discard_weights", None)
     if discard is not None:
         await discard(path)
@@ -203,7 +203,7 @@ def text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
 
 
 def derive_seed(seed: int | None, *words: object) -> int | None:
-    """A seed of its own for each thing named by `words`, so that no draw depends on order or company."""
+    """A separate seed for each thing named by `words`, so that no draw depends on order or company."""
     if seed is None:
         return None
     # Not `hash`, which is salted per process for text.

@@ -386,7 +386,7 @@ async def test_the_in_process_lane_refuses_by_name_and_the_router_sends_such_a_t
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(
-    ("scenario", "said"), [("inner_timeout", "a tool took too long"), ("inner_wait", "a TimeoutError of its own")]
+    ("scenario", "said"), [("inner_timeout", "a tool took too long"), ("inner_wait", "it raised TimeoutError")]
 )
 async def test_a_time_out_of_the_agents_own_is_not_told_as_the_end_of_its_time(scenario, said, lane):
     rollout = await World(lane).play(scenario)

@@ -255,10 +255,10 @@ def sweep_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def sweep(project: Any, sweep_folder: Any) -> Any:
     """These experiments as rows of the test's project, by name."""
-    from evsys_dashboard.follow import FollowedPlace, Follower, ensure_experiment_loaded
+    from evsys_dashboard.follow import FollowedSource, Follower, ensure_experiment_loaded
     from evsys_dashboard.models import ExperimentRow
 
-    Follower(project=project, place=FollowedPlace(folders=(sweep_folder,))).update()
+    Follower(project=project, place=FollowedSource(folders=(sweep_folder,))).update()
     rows = {row.name: row for row in ExperimentRow.objects.filter(project=project)}
     for row in rows.values():
         ensure_experiment_loaded(row)

@@ -202,7 +202,7 @@ def test_a_database_that_is_away_is_a_message_and_not_a_traceback(tmp_path):
 
 def test_the_logger_and_the_folder_give_the_same_rows(tmp_path, sqlite_server, monkeypatch, project):
     """One experiment, sent by `evsys_logger` and read from its folder: the same ids, scores and transcripts."""
-    from evsys_dashboard.follow import FollowedPlace, Follower, ensure_experiment_loaded
+    from evsys_dashboard.follow import FollowedSource, Follower, ensure_experiment_loaded
 
     for name, value in (
         ("API_URL", sqlite_server.url), ("API_KEY", sqlite_server.key), ("PROJECT_ID", "p1"),
@@ -210,7 +210,7 @@ def test_the_logger_and_the_folder_give_the_same_rows(tmp_path, sqlite_server, m
     ):  # fmt: skip
         monkeypatch.setenv(f"EVSYS_{name}", value)
     record = run_small(tmp_path / "lab", "{ kind: evsys_logger }")
-    Follower(project, FollowedPlace(folders=(record.parent,))).update()
+    Follower(project, FollowedSource(folders=(record.parent,))).update()
     row = project.experiments.get()
     ensure_experiment_loaded(row)
     [sent] = sqlite_server.rows(

@@ -67,9 +67,9 @@ def record(finished: Path, tmp_path: Path) -> Path:
 
 
 def follow(project: Any, folder: Path) -> Any:
-    from evsys_dashboard.follow import FollowedPlace, Follower
+    from evsys_dashboard.follow import FollowedSource, Follower
 
-    follower = Follower(project, FollowedPlace(folders=(folder,)))
+    follower = Follower(project, FollowedSource(folders=(folder,)))
     follower.update()
     return follower
 
@@ -272,10 +272,10 @@ def test_newest_experiments_are_read_first(project, record, tmp_path, monkeypatc
 
 
 def test_the_thread_indexes_and_loads_everything_in_the_background(project, record):
-    from evsys_dashboard.follow import FollowedPlace, Follower
+    from evsys_dashboard.follow import FollowedSource, Follower
     from evsys_dashboard.models import GenerationRow
 
-    follower = Follower(project, FollowedPlace(folders=(record.parent,)))
+    follower = Follower(project, FollowedSource(folders=(record.parent,)))
     follower.start()
     try:
         assert follower.wait_until_indexed(60)

@@ -1,4 +1,4 @@
-"""Progress: ladders with their fates and noise, settings that go with the score, calibration, and hostile texts."""
+"""Progress: leaderboards with fates and noise, settings that go with the score, calibration, and hostile texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def study(project):
-    from evsys_dashboard.ladders import study_of
+    from evsys_dashboard.leaderboards import study_of
 
     return study_of(project)
 
@@ -30,33 +30,33 @@ def test_experiments_are_kept_discarded_or_undecided_against_the_best_of_their_t
     add(project, rows, "better", [0.80, 0.82], at=1, parent_experiment_id="first")
     add(project, rows, "same", [0.81, 0.82], at=2)
     add(project, rows, "worse", [0.30, 0.32], at=3)
-    [ladder] = study(project).ladders
-    assert [(dot.name, dot.fate) for dot in ladder.dots] == [
+    [leaderboard] = study(project).leaderboards
+    assert [(dot.name, dot.fate) for dot in leaderboard.dots] == [
         ("first", "kept"),
         ("better", "kept"),
         ("same", "undecided"),
         ("worse", "discarded"),
     ]
-    assert ladder.best.name == "better"
-    assert 0 < ladder.noise_floor < 0.2
-    assert (ladder.dots[1].low, ladder.dots[1].high) == pytest.approx((0.73, 0.89))
+    assert leaderboard.best.name == "better"
+    assert 0 < leaderboard.noise_floor < 0.2
+    assert (leaderboard.dots[1].low, leaderboard.dots[1].high) == pytest.approx((0.73, 0.89))
 
 
-def test_ladders_are_apart_by_metric_tasks_model_and_mock(project, rows):
+def test_leaderboards_are_apart_by_metric_tasks_model_and_mock(project, rows):
     add(project, rows, "a", [0.5], model="qwen")
     add(project, rows, "b", [0.5], model="smol")
     add(project, rows, "c", [0.5], suite="val/other")
     add(project, rows, "d", [0.9], model="qwen", backend="mock")
-    found = study(project).ladders
+    found = study(project).leaderboards
     assert len(found) == 4
-    assert [ladder.is_mock for ladder in found].count(True) == 1
-    assert all(len(ladder.dots) == 1 for ladder in found)
+    assert [leaderboard.is_mock for leaderboard in found].count(True) == 1
+    assert all(len(leaderboard.dots) == 1 for leaderboard in found)
 
 
-def test_test_scores_alone_make_no_ladder(visitor, project, rows):
+def test_test_scores_alone_make_no_leaderboard(visitor, project, rows):
     add(project, rows, "a", [0.5], suite="test/tools")
-    [ladder] = study(project).ladders
-    assert (ladder.selects, ladder.dots) == (False, [])
+    [leaderboard] = study(project).leaderboards
+    assert (leaderboard.selects, leaderboard.dots) == (False, [])
     assert "Test scores choose nothing" in visitor.get(f"/p/{project.id}/progress").content.decode()
 
 
@@ -65,24 +65,24 @@ def test_invalid_failed_and_running_experiments_do_not_count(project, rows):
     add(project, rows, "cheat", [1.0], at=1, status="invalid")
     add(project, rows, "broken", [0.9], at=2, status="failed")
     rows.add_experiment(project, "running", status="running")
-    assert [dot.name for dot in study(project).ladders[0].dots] == ["good"]
+    assert [dot.name for dot in study(project).leaderboards[0].dots] == ["good"]
 
 
 def test_a_lower_loss_is_better_where_the_mode_says_so(project, rows):
     add(project, rows, "first", [0.5, 0.51], mode="min")
     add(project, rows, "lower", [0.1, 0.11], at=1, mode="min")
-    assert study(project).ladders[0].best.name == "lower"
+    assert study(project).leaderboards[0].best.name == "lower"
 
 
 def test_a_change_of_an_experiment_is_seen_at_the_next_visit(project, rows):
     one = add(project, rows, "a", [0.5])
-    assert study(project).ladders[0].best.score == pytest.approx(0.5)
+    assert study(project).leaderboards[0].best.score == pytest.approx(0.5)
     one.record = rows.record_of("a", {"arm": ({}, [0.7])}, ended=rows.START)
     one.updated += 1
     one.save()
-    assert study(project).ladders[0].best.score == pytest.approx(0.7)
+    assert study(project).leaderboards[0].best.score == pytest.approx(0.7)
     one.delete()
-    assert study(project).ladders == []
+    assert study(project).leaderboards == []
 
 
 def test_a_record_that_cannot_be_read_costs_only_itself(visitor, project, rows):
@@ -91,7 +91,7 @@ def test_a_record_that_cannot_be_read_costs_only_itself(visitor, project, rows):
         rows.add_experiment(project, f"bad{number}", record=record)
     found = study(project)
     assert found.n_unreadable == 4
-    assert len(found.ladders) == 1
+    assert len(found.leaderboards) == 1
     assert "4 records could not be read" in visitor.get(f"/p/{project.id}/progress").content.decode()
 
 
@@ -101,7 +101,7 @@ def test_a_record_that_cannot_be_read_costs_only_itself(visitor, project, rows):
 def test_below_eight_arms_nothing_is_said_about_settings(visitor, project, rows):
     for number in range(7):
         add(project, rows, f"e{number}", [0.1 * number], at=number, own={"learning_rate": 10.0**-number})
-    assert study(project).ladders[0].importance == []
+    assert study(project).leaderboards[0].importance == []
     assert "Too few: 7 arms" in visitor.get(f"/p/{project.id}/progress").content.decode()
 
 
@@ -109,7 +109,7 @@ def test_the_setting_that_makes_the_score_comes_first_and_chance_explains_little
     for number in range(16):
         own = {"learning_rate": 0.001 * (number + 1), "order": ["a", "b"][number % 2], "same": 1}
         add(project, rows, f"e{number}", [0.05 * number], at=number, own=own)
-    first, second = study(project).ladders[0].importance
+    first, second = study(project).leaderboards[0].importance
     assert first.setting == "algorithm.params.learning_rate"
     assert first.correlation == pytest.approx(1.0)
     assert first.explained == pytest.approx(1.0)
@@ -121,7 +121,7 @@ def test_the_setting_that_makes_the_score_comes_first_and_chance_explains_little
 
 
 def test_a_setting_in_words_explains_the_variance_between_its_values(project, rows):
-    from evsys_dashboard.ladders import ScoredArm, rank_settings
+    from evsys_dashboard.leaderboards import ScoredArm, rank_settings
 
     scores = [1, 2, 3, 4, 11, 12, 13, 14]
     arms = [ScoredArm(settings={"order": "ab"[n // 4]}, score=score) for n, score in enumerate(scores)]
@@ -132,7 +132,7 @@ def test_a_setting_in_words_explains_the_variance_between_its_values(project, ro
 
 
 def test_settings_that_changed_together_are_one_line(project, rows):
-    from evsys_dashboard.ladders import ScoredArm, rank_settings
+    from evsys_dashboard.leaderboards import ScoredArm, rank_settings
 
     arms = [ScoredArm(settings={"rank": n, "alpha": 2 * n, "name": f"n{n}"}, score=n) for n in range(10)]
     [one] = rank_settings(arms, "max")
@@ -140,7 +140,7 @@ def test_settings_that_changed_together_are_one_line(project, rows):
 
 
 def test_true_is_no_number_and_a_missing_setting_is_a_value():
-    from evsys_dashboard.ladders import ScoredArm, rank_settings
+    from evsys_dashboard.leaderboards import ScoredArm, rank_settings
 
     arms = [ScoredArm(settings={"warmup": True} if n % 2 else {}, score=n % 2 + n / 100) for n in range(12)]
     [one] = rank_settings(arms, "max")
@@ -179,7 +179,7 @@ def svgs(text: str) -> list[ET.Element]:
 def test_the_page_draws_what_the_study_has(visitor, project, rows):
     rows.add_study(project, 60)
     text = visitor.get(f"/p/{project.id}/progress").content.decode()
-    dots = sum(len(ladder.dots) for ladder in study(project).ladders)
+    dots = sum(len(leaderboard.dots) for leaderboard in study(project).leaderboards)
     assert dots > 40
     charts = [chart for chart in svgs(text) if chart.get("role") == "group"]
     assert sum(len(chart.findall("./a/circle")) for chart in charts) == dots
@@ -207,8 +207,8 @@ def test_the_noise_band_and_the_axis_of_shares_end_at_1(visitor, project, rows):
     add(project, rows, "better", [0.98, 1.0], at=1)
     charts = svgs(visitor.get(f"/p/{project.id}/progress").content.decode())
     chart = next(one for one in charts if one.find("rect") is not None and one.get("role") == "group")
-    [ladder] = study(project).ladders
-    assert ladder.best.score + ladder.noise_floor > 1.0
+    [leaderboard] = study(project).leaderboards
+    assert leaderboard.best.score + leaderboard.noise_floor > 1.0
     pairs = zip(chart.findall("line"), chart.findall("text"), strict=False)  # grid lines come first
     heights = {float(line.get("y1")): one.text for line, one in pairs}
     at_1 = next(y for y, text in heights.items() if text == "1")
@@ -219,8 +219,8 @@ def test_the_noise_band_and_the_axis_of_shares_end_at_1(visitor, project, rows):
 def test_the_noise_band_of_losses_is_not_cut(project, rows):
     add(project, rows, "a", [1.2, 1.9], mode="min", half_width=0.5)
     add(project, rows, "b", [1.1, 1.6], mode="min", half_width=0.5, at=1)
-    [ladder] = study(project).ladders
-    assert ladder.bounds == (float("-inf"), float("inf"))
+    [leaderboard] = study(project).leaderboards
+    assert leaderboard.bounds == (float("-inf"), float("inf"))
 
 
 def test_a_score_on_training_rows_is_marked_in_chart_table_and_csv(visitor, project, rows):
@@ -228,8 +228,8 @@ def test_a_score_on_training_rows_is_marked_in_chart_table_and_csv(visitor, proj
     for run in record["runs"]:
         run["evals"][0]["on_training_rows"] = True
     rows.add_experiment(project, "leaky", record=record, ended=rows.START)
-    [ladder] = study(project).ladders
-    assert ladder.dots[0].training_mark == "on training rows"
+    [leaderboard] = study(project).leaderboards
+    assert leaderboard.dots[0].training_mark == "on training rows"
     text = visitor.get(f"/p/{project.id}/progress").content.decode()
     assert text.count("on training rows") >= 3  # the best so far, the dot's title, the table
     [line] = csv.DictReader(io.StringIO(visitor.get(f"/p/{project.id}/progress.csv").content.decode()))

@@ -264,7 +264,7 @@ def test_an_ablation_says_which_of_two_changes_did_it(lab):
     told = {one["path"]: one for one in json.loads(done.stdout)["changes"]}
     rate, norm = told["algorithm.params.learning_rate"], told["algorithm.params.max_grad_norm"]
     assert rate["comparison"]["difference"] < -0.3 < norm["comparison"]["difference"]
-    words = {"worse": "did it", "undecided": "cannot be told apart"}
+    words = {"worse": "did it", "undecided": "cannot be distinguished"}
     assert words[rate["comparison"]["verdict"]] in rate["told"] and "did it" not in norm["told"]
     shown = json.loads(lab.evsys("show", "hello_sft", "--json", check=True).stdout)
     assert rate["told"] in shown["conclusions"][-1]["text"]

@@ -143,6 +143,7 @@ def load_side(row: ExperimentRow, record: ExperimentRecord, side: ComparedArm) -
     for seed, pk, run in zip(seeds, ids, recorded, strict=True):
         last: dict[tuple[str, str], EvalRow] = {}
         found = EvalRow.objects.filter(generation_id=pk) if run.status == "completed" else EvalRow.objects.none()
+        # At step 0 the untrained model was scored. Sorted, so that of a suite the last evaluation stays.
         trained = [one for one in found if one.step != 0 and one.n_rollouts]
         for one in sorted(trained, key=lambda one: math.inf if one.step is None else one.step):
             last[one.split, one.name] = one
@@ -227,7 +228,7 @@ def compare_rows(
     labels = [side.label for _, _, side in chosen]
     sides = []
     for row, record, side in chosen:
-        if labels.count(side.label) > 1:  # two experiments of one name are told apart by their ids
+        if labels.count(side.label) > 1:  # two experiments of one name are distinguished by their ids
             side = replace(side, label=f"{side.label} ({row.pk[:8]})")
         sides.append(load_side(row, record, side))
     found = compare_sides([one.side for one in sides], [one.arm for one in sides], metric=metric, notes=notes)

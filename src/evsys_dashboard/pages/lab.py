@@ -220,6 +220,7 @@ def download_json(request: HttpRequest, project: str) -> StreamingHttpResponse:
     found, _ = find_experiments(auth.project_for(request, project), read_query(request.GET))
 
     def lines() -> Iterator[str]:
+        # By hand, because `json.dumps` of the whole list would hold every experiment in memory.
         before = "["
         for row in found.values(*SHOWN_FIELDS).iterator(chunk_size=500):
             yield before + "\n" + json.dumps(row, ensure_ascii=False)

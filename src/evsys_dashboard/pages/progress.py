@@ -1,6 +1,6 @@
 """Progress: the best validated score over time, which settings mattered, and how well predictions came out.
 
-In: a project (`ladders.study_of`). Out: the page, and the numbers of its charts as CSV.
+In: a project (`leaderboards.study_of`). Out: the page, and the numbers of its charts as CSV.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from evsys_dashboard.charts_progress import (
     parallel_chart,
     progress_chart,
 )
-from evsys_dashboard.ladders import ENOUGH, NEWEST, Dot, Ladder, SettingImportance, study_of
+from evsys_dashboard.leaderboards import ENOUGH, NEWEST, Dot, Leaderboard, SettingImportance, study_of
 from evsys_dashboard.spreadsheet import cell
 from evsys_sdk.format import count, score_text, shown
 
-SHOWN_LADDERS = 6
+SHOWN_LEADERBOARDS = 6
 SHOWN_SETTINGS = 10
 TABLE_ROWS = 200
-"""Of a ladder's table on the page; the CSV has all."""
+"""Of a leaderboard's table on the page; the CSV has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LadderView:
-    """A ladder with what the page draws of it."""
+class LeaderboardView:
+    """A leaderboard with what the page draws of it."""
 
-    ladder: Ladder
+    leaderboard: Leaderboard
     number: int
     by_order: bool
 
     @property
     def chart(self) -> SafeString:
-        return progress_chart(self.ladder, by_order=self.by_order)
+        return progress_chart(self.leaderboard, by_order=self.by_order)
 
     @property
     def best_text(self) -> str:
-        best = self.ladder.best
+        best = self.leaderboard.best
         if best is None:
             return ""
         return score_text(
@@ -57,30 +57,30 @@ class LadderView:
 
     @property
     def noise_text(self) -> str:
-        floor = self.ladder.noise_floor
+        floor = self.leaderboard.noise_floor
         return "" if floor is None else shown(floor)
 
     @property
     def counts(self) -> str:
         """`3 kept, 2 discarded, 1 undecided`."""
-        fates = [dot.fate for dot in self.ladder.dots]
+        fates = [dot.fate for dot in self.leaderboard.dots]
         return ", ".join(f"{n} {fate}" for fate in ("kept", "discarded", "undecided") if (n := fates.count(fate)))
 
     @property
     def is_crowded(self) -> bool:
-        return len(self.ladder.dots) > CROWDED
+        return len(self.leaderboard.dots) > CROWDED
 
     @property
     def rows(self) -> list[DotRow]:
-        return [DotRow(dot=dot) for dot in self.ladder.dots[: -TABLE_ROWS - 1 : -1]]
+        return [DotRow(dot=dot) for dot in self.leaderboard.dots[: -TABLE_ROWS - 1 : -1]]
 
     @property
     def n_more(self) -> int:
-        return max(0, len(self.ladder.dots) - TABLE_ROWS)
+        return max(0, len(self.leaderboard.dots) - TABLE_ROWS)
 
     @property
     def settings(self) -> list[SettingImportance]:
-        return self.ladder.importance[:SHOWN_SETTINGS]
+        return self.leaderboard.importance[:SHOWN_SETTINGS]
 
     @property
     def importance(self) -> SafeString:
@@ -88,12 +88,12 @@ class LadderView:
 
     @property
     def parallel(self) -> SafeString:
-        return parallel_chart(self.ladder.arms, self.ladder.importance[:MOST_AXES], self.ladder.mode)
+        return parallel_chart(self.leaderboard.arms, self.leaderboard.importance[:MOST_AXES], self.leaderboard.mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotRow:
-    """A line of a ladder's table."""
+    """A line of a leaderboard's table."""
 
     dot: Dot
 
@@ -121,17 +121,17 @@ def progress(request: HttpRequest, project: str) -> HttpResponse:
     study = study_of(found)
     by_order = request.GET.get("x") == "order"
     shows_all = request.GET.get("all") == "1"
-    shown_ladders = study.ladders if shows_all else study.ladders[:SHOWN_LADDERS]
+    shown_leaderboards = study.leaderboards if shows_all else study.leaderboards[:SHOWN_LEADERBOARDS]
     views = [
-        LadderView(ladder=ladder, number=number, by_order=by_order)
-        for number, ladder in enumerate(shown_ladders, start=1)
+        LeaderboardView(leaderboard=leaderboard, number=number, by_order=by_order)
+        for number, leaderboard in enumerate(shown_leaderboards, start=1)
     ]
     context = {
         "project": found,
         "section": "progress",
         "study": study,
-        "ladders": views,
-        "n_hidden": len(study.ladders) - len(views),
+        "leaderboards": views,
+        "n_hidden": len(study.leaderboards) - len(views),
         "by_order": by_order,
         "enough": ENOUGH,
         "newest": NEWEST,
@@ -144,7 +144,7 @@ def progress(request: HttpRequest, project: str) -> HttpResponse:
 @require_safe
 @auth.page
 def download_csv(request: HttpRequest, project: str) -> HttpResponse:
-    """Every dot of every ladder."""
+    """Every dot of every leaderboard."""
     study = study_of(auth.project_for(request, project))
     out = io.StringIO()
     writer = csv.writer(out)
@@ -163,10 +163,10 @@ def download_csv(request: HttpRequest, project: str) -> HttpResponse:
         "gain",
         "floor",
     )
-    writer.writerow(["ladder", *names])
-    for ladder in study.ladders:
-        for dot in ladder.dots:
-            writer.writerow([cell(ladder.label), *(cell(getattr(dot, name)) for name in names)])
+    writer.writerow(["leaderboard", *names])
+    for leaderboard in study.leaderboards:
+        for dot in leaderboard.dots:
+            writer.writerow([cell(leaderboard.label), *(cell(getattr(dot, name)) for name in names)])
     answer = HttpResponse(out.getvalue(), content_type="text/csv; charset=utf-8")
     answer["Content-Disposition"] = 'attachment; filename="progress.csv"'
     return answer

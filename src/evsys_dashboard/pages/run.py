@@ -1,6 +1,6 @@
 """The page of one run: how it ended, its curves, evaluations, checkpoints, warnings, error and log.
 
-In: a `Generation` row. Out: the page. While the run goes on, what it has logged so far; then its record too.
+In: a `Generation` row. Out: the page. While the run continues, what it has logged so far; then its record too.
 """
 
 from __future__ import annotations

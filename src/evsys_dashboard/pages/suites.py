@@ -41,7 +41,7 @@ class SuiteUser:
     name: str
     created: float
     by_name: bool = False
-    """Its config names the suite; which version that was, its record does not say."""
+    """The config names the suite; which version that was, the record does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

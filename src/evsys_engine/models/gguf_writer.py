@@ -198,7 +198,7 @@ def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:
     is_byte_level = '"ByteLevel"' in json.dumps([whole.get("pre_tokenizer"), whole.get("decoder")])
     if model.get("type") != "BPE" or not model.get("merges") or not is_byte_level:
         raise ModelError(f"its tokenizer is not byte-level BPE, the one kind that is written to GGUF here: {REMEDY}")
-    if fast.eos_token_id is None:  # readers would take a number of their own for it
+    if fast.eos_token_id is None:  # readers would take a default of theirs for it
         raise ModelError(f"its tokenizer names no end-of-text token, which a GGUF file needs: {REMEDY}")
     # Every token by its number, with llama.cpp's type; numbers that the tokenizer leaves free are unused tokens.
     tokens, types = [f"[PAD{number}]" for number in range(size)], [UNUSED] * size

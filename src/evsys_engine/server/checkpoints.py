@@ -133,7 +133,7 @@ class Checkpoints:
         return sorted(name for name in names if any(True for kind in KINDS for _ in self._names(name, kind)))
 
     def of_run(self, run: str) -> list[TinkerPath]:
-        """Its checkpoints, the oldest first."""
+        """The run's checkpoints, the oldest first."""
         times: dict[TinkerPath, str] = {}
         for path in [TinkerPath(run, kind, name) for kind in KINDS for name in self._names(run, kind)]:
             try:

@@ -31,7 +31,7 @@ from evsys_engine.server.checkpoints import UnknownCheckpoint
 from evsys_engine.server.futures import UnknownPromise, json_reply
 from evsys_engine.server.listings import ARCHIVES_PATH, Listings
 from evsys_engine.server.service import Service
-from evsys_engine.server.sessions import Conflict, Gone, NotFound
+from evsys_engine.server.sessions import Conflict, NotFound, SessionOver
 from evsys_engine.types import BadRequest, JsonObject
 
 logger = logging.getLogger("evsys_engine.server")
@@ -61,7 +61,7 @@ CONSTANTS: dict[tuple[str, str], dict[str, object]] = {
     ("POST", "telemetry"): {"status": "accepted"},  # and forgotten; a client that is refused asks again every second
     ("GET", "healthz"): {"status": "ok"},
 }
-STATUS = {UnknownPromise: 410, Gone: 410, NotFound: 404, UnknownCheckpoint: 404, Conflict: 409, BadRequest: 400}
+STATUS = {UnknownPromise: 410, SessionOver: 410, NotFound: 404, UnknownCheckpoint: 404, Conflict: 409, BadRequest: 400}
 """The first that fits. 4xx is what the client raises at once; it tries 408, 409, 429 and 5xx again for minutes."""
 
 Operation = Callable[..., Awaitable[JsonObject]]

@@ -27,7 +27,16 @@ from evsys_engine.server.checkpoints import Checkpoints, TinkerPath, check_name
 from evsys_engine.server.futures import Futures, Promise, json_reply
 from evsys_engine.server.limits import LIMITS, ServerLimits
 from evsys_engine.server.samplers import Samplers
-from evsys_engine.server.sessions import Conflict, EngineSession, Lane, Model, ModelJob, Naming, Sampling, Sessions
+from evsys_engine.server.sessions import (
+    Conflict,
+    EngineSession,
+    Model,
+    ModelJob,
+    ModelQueue,
+    Naming,
+    Sampling,
+    Sessions,
+)
 from evsys_engine.types import BadRequest, EngineApi, JsonObject, LoraSettings
 
 
@@ -40,7 +49,7 @@ class Service:
         self.sessions = Sessions(time.monotonic)
         self.futures = Futures(limits, time.monotonic)
         self.arriving = 0
-        """Numbered calls that are being read and are in no lane yet."""
+        """Numbered calls that are being read and are in no queue yet."""
         self._running: set[Future[Any]] = set()
         self._pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="engine-server")
         self.samplers = Samplers(engine, self.in_worker, limits)
@@ -70,7 +79,7 @@ class Service:
         """Unload its models and samplers and forget its results."""
         self.sessions.remove(session)
         self.futures.drop_session(session.session_id)
-        # Models first: a call that still runs in a lane may add a sampler, which the next loop then puts away.
+        # Models first: a call that still runs in a queue may add a sampler, which the next loop then puts away.
         for model in list(session.models.values()):
             await self._unload(model)
         for sampling in list(session.samplings.values()):
@@ -97,8 +106,8 @@ class Service:
         seed = config.pop("seed")
         settings = LoraSettings(**config, seed=secrets.randbelow(2**31) if seed is None else seed)
         adapter = await self.in_worker(self.engine.create_adapter, settings)
-        lane = Lane(model_id, self.futures, self.limits, lambda: self.arriving > 0)
-        model = Model(model_id, session, settings, adapter, lane, body.base_model, body.user_metadata)
+        queue = ModelQueue(model_id, self.futures, self.limits, lambda: self.arriving > 0)
+        model = Model(model_id, session, settings, adapter, queue, body.base_model, body.user_metadata)
         session.models[model_id] = model
         if session not in self.sessions.all():  # it ended meanwhile
             await self._unload(model)
@@ -121,7 +130,7 @@ class Service:
 
     async def _unload(self, model: Model) -> HttpResponse:
         model.session.models.pop(model.model_id, None)
-        await model.lane.close()
+        await model.queue.close()
         await self.in_worker(model.adapter.close)
         return json_reply({"type": "unload_model", "model_id": model.model_id})
 
@@ -275,13 +284,13 @@ class Service:
         self, model: Model, seq_id: int | None, payload: str, work: Callable[[], Awaitable[HttpResponse]]
     ) -> JsonObject:
         """Begin when every earlier call of the model is done. The same call sent again is the same promise."""
-        number = model.lane.number(seq_id)
+        number = model.queue.number(seq_id)
         request_id = f"{model.model_id}/{number}"
-        if model.lane.has_seen(number):
+        if model.queue.has_seen(number):
             self._find_promise(request_id, payload)
             return {"request_id": request_id, "model_id": model.model_id}
         promise = self.futures.make(request_id, model.session.session_id, payload, model_id=model.model_id)
-        model.lane.put(number, ModelJob(promise, work))
+        model.queue.put(number, ModelJob(promise, work))
         return _ticket(promise)
 
     def _find_promise(self, request_id: str, payload: str) -> Promise | None:
@@ -294,7 +303,7 @@ class Service:
     def refuse_call(self, model_id: str, seq_id: int) -> None:
         """A call was answered with an error before it could wait for its turn: the next one does not wait for it."""
         with suppress(BadRequest):  # of no model here
-            self.sessions.model(model_id).lane.refuse(seq_id)
+            self.sessions.model(model_id).queue.refuse(seq_id)
 
     # Housekeeping
 
@@ -309,7 +318,7 @@ class Service:
         """The server goes down: nothing new begins. False if something still ran when patience was at its end."""
         for session in self.sessions.all():
             for model in session.models.values():
-                model.lane.abandon()
+                model.queue.abandon()
         await self.futures.close()
         # A thread cannot be broken off: what has begun gets `patience_seconds`, what has not is dropped.
         self._pool.shutdown(wait=False, cancel_futures=True)

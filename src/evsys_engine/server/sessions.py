@@ -1,7 +1,7 @@
 """Sessions and what belongs to them: models in training and sets of weights to sample from.
 
-In: ids. Out: the records behind them, or `NotFound`/`Gone` that say what to do. A session that has been silent for a
-while is over, and with it everything it held.
+In: ids. Out: the records behind them, or `NotFound`/`SessionOver` that say what to do. A session that has been silent
+for a while is over, and with it everything it held.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ModelJob:
     work: Callable[[], Awaitable[HttpResponse]]
 
 
-class Lane:
+class ModelQueue:
     """The queue of one model."""
 
     def __init__(self, name: str, futures: Futures, limits: ServerLimits, is_arriving: Callable[[], bool]) -> None:
@@ -187,8 +187,8 @@ class NotFound(BadRequest):
     """No such thing here; 404."""
 
 
-class Gone(BadRequest):
-    """It was here once; 410."""
+class SessionOver(BadRequest):
+    """The session or what it held has ended; 410."""
 
 
 @dataclass(slots=True, eq=False)
@@ -199,7 +199,7 @@ class Model:
     session: EngineSession
     settings: LoraSettings
     adapter: Adapter
-    lane: Lane
+    queue: ModelQueue
     base_model: str
     """As the client called it."""
     user_metadata: JsonObject | None = None
@@ -216,7 +216,7 @@ class Sampling:
     """None is the base model."""
     model_path: str | None = None
     unnamed: bool = False
-    """Its folder goes with the session."""
+    """The folder is deleted with the session."""
 
 
 @dataclass(slots=True, eq=False)
@@ -246,7 +246,7 @@ class Sessions:
     def get(self, session_id: str) -> EngineSession:
         """The session, which has thereby been heard of."""
         if session_id in self._over:
-            raise Gone(f"session {session_id} is over; make a new tinker.ServiceClient")
+            raise SessionOver(f"session {session_id} is over; make a new tinker.ServiceClient")
         session = self._living.get(session_id)
         if session is None:
             raise NotFound(f"session {session_id!r} is unknown, perhaps from before a restart of this server")

@@ -227,7 +227,7 @@ class Combo:
         if phase.data is not None:
             load = ctx.extras.get("load_rows")
             if load is None:
-                raise DataError(f"phase {name!r} has data of its own, which only a run from a config can load")
+                raise DataError(f"phase {name!r} has its own data, which only a run from a config can load")
             rows = load(phase.data, f"algorithm.params.phases[{index}].data")
         # Built by the run where there is one, which then knows what of its settings was read.
         make = ctx.extras.get("build_algorithm")
@@ -295,7 +295,7 @@ def _chain(legs: list[PhaseRun], ctx: RunContext) -> RunResult:
 
 
 def _merge(result: RunResult, trained: RunResult, phase: PhaseSteps) -> None:
-    """Add what a phase came to; status, error and final weights are those of the last one."""
+    """Add the result of a phase; status, error and final weights are those of the last one."""
     result.status, result.error = trained.status, trained.error
     result.metrics |= phase.named(trained.metrics)
     # An algorithm need not report `steps`; those that its log calls and hooks told of are counted all the same.

@@ -93,7 +93,7 @@ class RolloutWeights:
 
 
 GIVE_UP_AFTER = 3
-"""Steps in a row without one usable rollout: then something is broken, and going on would only look like training."""
+"""Steps in a row without one usable rollout: then something is broken, and continuing would only look like training."""
 
 
 class OnPolicyParams(LoopParams):

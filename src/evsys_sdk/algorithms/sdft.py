@@ -173,10 +173,10 @@ class SDFT(OnPolicyAlgorithm):
         k, skip = self.cfg.top_k, self.cfg.skip_first_n_tokens
         skipped = [None] * skip
         asked = [completion_top_k(teacher, prompt, turn.completion_tokens, k) for prompt, turn in shown]
-        wished = [rows[skip:] for rows in await asyncio.gather(*asked)]
-        data = [soft_target_datum(turn, [*skipped, *rows], k) for (_, turn), rows in zip(shown, wished, strict=True)]
-        spread = mean_of([[entropy_of(row) for row in rows] for rows in wished])
-        return TrainingBatch(data, metrics={"teacher_entropy": spread, "distilled_tokens": sum(map(len, wished))})
+        wanted = [rows[skip:] for rows in await asyncio.gather(*asked)]
+        data = [soft_target_datum(turn, [*skipped, *rows], k) for (_, turn), rows in zip(shown, wanted, strict=True)]
+        spread = mean_of([[entropy_of(row) for row in rows] for rows in wanted])
+        return TrainingBatch(data, metrics={"teacher_entropy": spread, "distilled_tokens": sum(map(len, wanted))})
 
     async def reverse(self, teacher: SamplingClient, shown: Shown) -> TrainingBatch:
         """Reverse KL: each token of the student's gains what the teacher likes it better."""

@@ -60,13 +60,13 @@ class SteppedTrainer:
         return await self._answer
 
     async def close(self) -> None:
-        """Let it end after the step it is in."""
+        """Let the training end after the step it is in, and wait for that."""
         self.abandon()
         while self._thread is not None and self._thread.is_alive():
             await asyncio.sleep(0.01)
 
     def abandon(self) -> None:
-        """The same without waiting."""
+        """Let the training end after the step it is in, and do not wait for that."""
         self._stopping = True
         self._go.release()
 

@@ -35,7 +35,7 @@ class ChatTokenizer:
         return len(self.inner)
 
     def with_template(self, template: str) -> ChatTokenizer:
-        """The same tokens under another chat template, in Jinja."""
+        """This tokenizer's tokens under another chat template, in Jinja."""
         return ChatTokenizer(self.inner, template)
 
     @cached_property

@@ -50,7 +50,7 @@ class TinkerBackend:
     requires: ClassVar = {"tinker": "tinker"}
 
     class Config(Params):
-        # The model is told by its name. If the address counted, a second try on a server that was started again, on
+        # The name identifies the model. If the address counted, a second try on a server that was started again, on
         # another port, would pass for the first look at a question.
         not_scored = frozenset(["base_url", "api_key_env", "timeout_seconds", "connect_attempts", "lacks"])
 

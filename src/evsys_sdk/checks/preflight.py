@@ -50,7 +50,7 @@ NOTES_THAT_ARE_SETTINGS = frozenset(
     ["algorithm", "backend", "baseline", "budget", "callbacks", "continual", "imports", "leakage", "matrix", "runs"]
 )
 """Keys of one word that are no word for a note."""
-OF_THE_MOCK = "the mock backend has a template of its own"
+OF_THE_MOCK = "the mock backend has its own template"
 FILE_AND_LINE = r"\S.*?:\d+: "
 """How a message begins that is about a line of a file."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SUCCESS, OBJECTIVE = "metadata.success_metric", "search.objective"
 REMEDY = (
-    "test tasks do not select: choose by tasks of their own, or set `metadata.allow_test_selection: true`, which the "
+    "test tasks do not select: choose by separate tasks, or set `metadata.allow_test_selection: true`, which the "
     "conclusion admits"
 )
 UNSEEN = "only tasks that have not been looked at can say how good what was chosen is"
@@ -83,7 +83,7 @@ def overlaps(config: ExperimentConfig, benchmarks: BenchmarkLoader) -> list[Over
 
 
 def sides(config: ExperimentConfig, role: str, benchmarks: BenchmarkLoader) -> Iterator[BenchmarkTasks]:
-    """The benchmarks of the role that can be read; the others are told of by their own check."""
+    """The benchmarks of the role that can be read; the others are reported by another check."""
     for index, entry in enumerate(config.metadata.benchmark):
         try:
             tasks = benchmarks.get(entry).tasks[: entry.limit] if entry.role == role else []

@@ -98,9 +98,9 @@ def open_folder(host: str, folders: list[Path]) -> Follower:
     database = root / WORKSPACE_DIR / "dashboard.sqlite"
     secret = load_secret(database)
     prepare(ServerOptions(database_url=f"sqlite://{database}", secret_key=secret, hosts=names_of(host)))
-    from evsys_dashboard.follow import FollowedPlace, Follower, project_of
+    from evsys_dashboard.follow import FollowedSource, Follower, project_of
 
-    place = FollowedPlace(workspace=root / WORKSPACE_DIR, outputs=Path.cwd() / DEFAULT_OUTPUTS, folders=tuple(folders))
+    place = FollowedSource(workspace=root / WORKSPACE_DIR, outputs=Path.cwd() / DEFAULT_OUTPUTS, folders=tuple(folders))
     return Follower(project_of(place, root), place)
 
 
@@ -178,7 +178,7 @@ def query(sql: str, as_json: bool) -> int:
 
 
 def query_folder(sql: str) -> dict[str, Any]:
-    """The same statement on this folder's own database."""
+    """Run the SQL on this folder's own database."""
     from evsys_sdk.errors import EvsysError, need
 
     need("django", extra="dashboard")

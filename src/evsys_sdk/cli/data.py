@@ -64,6 +64,7 @@ def add(
         return EXIT_OK
     print(f"{'added' if is_new else 'already there'}: {kind} {entry.name} v{entry.version}, {_rows(entry.n_rows)}")
     print(f"id: {entry.id}")
+    # Content that was added before, and then other content under the name: adding it again makes no version.
     newest = place.get(entry.name, kind)
     if newest.version > entry.version:
         print(f"note: the name {entry.name} means its newest version, v{newest.version}; use the id for this one")

@@ -332,8 +332,8 @@ def judge(experiment: str, baseline_arm: str, imports: tuple[str, ...], place: H
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="only experiments with this tag")
 @place_options
 def context(tokens: int, tags: tuple[str, ...], place: HistoryPlace, as_json: bool) -> int:
-    """Print what was tried, the ladder of kept results, dead ends, the noise floor and open questions, within a number
-    of tokens. Invalid experiments are named and not built on."""
+    """Print what was tried, the leaderboard of kept results, dead ends, the noise floor and open questions, within a
+    number of tokens. Invalid experiments are named and not built on."""
     from evsys_sdk.history.context import context_text, make_context
     from evsys_sdk.operations.history import tagged_history
 

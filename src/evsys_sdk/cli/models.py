@@ -274,7 +274,7 @@ def serve(
         async def endpoint() -> Endpoint:
             if admin_key is None:
                 return Endpoint({weights.name: await load(weights.checkpoint)})
-            # The weights have a name of their own, so that the alias can leave them and they can be unloaded.
+            # The weights have their own name, so that the alias can leave them and they can be unloaded.
             digest = await asyncio.to_thread(digest_weights, weights)
             first = StoredModel(name=f"{weights.name}-{digest[:NAME_DIGITS]}", path=weights.checkpoint, digest=digest)
             admin = ModelAdmin(key=admin_key, base_model=weights.model, load=load, first=first, state_file=state_file)

@@ -295,7 +295,7 @@ class PlainProgress(ProgressCallback):
 
 
 class StampedProgress(PlainProgress):
-    """The same with the time of day before each line: for a file that is read later."""
+    """Progress lines with the time of day before each, for a file that is read later."""
 
     def say(self, text: str) -> None:
         super().say(f"{time.strftime('%H:%M:%S')} {text}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @place_options
 def invalidate(experiment: str, why: str | None, undo: bool, place: HistoryPlace, as_json: bool) -> int:
     """Mark an experiment as invalid: it stays on disk and in the history, and no longer counts for the context and its
-    ladder. The mark holds for the result it was made for: run anew with another result, the experiment counts again."""
+    leaderboard. The mark holds for the result it was made for: with a new result, the experiment counts again."""
     from evsys_sdk.errors import EvsysError
     from evsys_sdk.operations.records import write_note
 

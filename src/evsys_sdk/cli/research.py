@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evsys_sdk.research.state import Proposal
 
 
-@verb("research", epilog="Exit codes: 0 it came to an end, 1 the config was refused, 2 it was stopped before.")
+@verb("research", epilog="Exit codes: 0 it ended, 1 the config was refused, 2 it was stopped before.")
 @click.argument("path", help="the YAML file, with one run and a success metric")
 @click.option("--goal", metavar="GOAL", help="end when this is reached, as 'val.pass@1 >= 0.8'")
 @click.option("--budget", metavar="LIMITS", help="end when this is spent: trials=12,steps=,tokens=,seconds=,usd=")
@@ -87,7 +87,7 @@ def ablate(experiment: str, seeds: int | None, place: HistoryPlace, as_json: boo
     else:
         print(f"{report.experiment}: {len(report.changes)} changes of {report.of}")
         for one in report.changes:
-            print_text(f"  {one.told}")
+            print_text(f"  {one.line}")
     return EXIT_OK if report.result.completed else EXIT_RUN_FAILED
 
 
@@ -103,8 +103,8 @@ def _parse_budget(text: str) -> ResearchBudget:
     try:
         return ResearchBudget.model_validate(given)
     except ValidationError as exc:
-        told = "; ".join(f"{one.path}: {one.message}" for one in problems_of(exc, ResearchBudget))
-        raise EvsysError(f"--budget {text}: {told}") from None
+        problems = "; ".join(f"{one.path}: {one.message}" for one in problems_of(exc, ResearchBudget))
+        raise EvsysError(f"--budget {text}: {problems}") from None
 
 
 def ask_person(trial: int, proposal: Proposal, incumbent: JsonObject) -> Approval:

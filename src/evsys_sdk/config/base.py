@@ -64,7 +64,7 @@ class KindSpec(Strict):
     kind: Name
     """The name of an extension; `evsys list` shows what there is."""
     params: JsonDict = Field(default_factory=dict)
-    """Its params; `evsys schema <registry> <name>` shows them."""
+    """Settings of the extension; `evsys schema <registry> <name>` shows them."""
 
 
 class AlgorithmConfig(KindSpec): ...

@@ -46,7 +46,7 @@ class HostedModel(InferenceSpec):
 def _as_hosted_model(value: object) -> object:
     if not isinstance(value, str):
         return value
-    kind, _, model = value.partition("/")  # names of models have slashes of their own
+    kind, _, model = value.partition("/")  # names of models have their own slashes
     return {"kind": kind, "params": {"model": model} if model else {}}
 
 
@@ -119,7 +119,7 @@ class BenchmarkEntry(Strict):
         if self.models and self.agent_import_path is not None:
             raise ValueError(
                 "models are asked in words, without an agent, so their scores would not compare with those of "
-                f"{self.agent_import_path}; give them an entry of their own"
+                f"{self.agent_import_path}; give them a separate entry"
             )
         labels = [model.label for model in self.models]
         twice = sorted({label for label in labels if labels.count(label) > 1})

@@ -103,7 +103,7 @@ def import_extensions(config: ExperimentConfig) -> None:
 
 def make_importable(folders: Sequence[Path], modules: Iterable[str]) -> None:
     """Let these modules, or what is in them, be imported from the project's folders if they lie there. The folders come
-    first, as they would for a script that lies there; a project that names no module of its own changes nothing."""
+    first, as they would for a script that lies there; a project that names no module changes nothing."""
     own = {name.partition(".")[0] for name in modules if _lies_in(folders, name)}
     # Reversed, because each is put in front: the first folder ends up first.
     for folder in reversed(folders if own else ()):

@@ -52,7 +52,7 @@ class DataConfig(Strict):
     hf_dataset: str | None = None
     """A dataset on the Hugging Face hub."""
     hf_split: str = "train"
-    """Its split."""
+    """The split of `hf_dataset`."""
     source_params: JsonDict = Field(default_factory=dict)
     """More settings of the source, as its schema lists them."""
     dataset_id: str | None = None
@@ -206,8 +206,8 @@ class SearchSpec(Strict):
     """A search: which settings to try next is decided as scores come in."""
 
     kind: Literal["grid", "random", "tpe", "halving"]
-    """grid: every combination. random: drawn evenly. tpe: drawn near what scored well. halving: all begin, the best go
-    on."""
+    """grid: every combination. random: drawn evenly. tpe: drawn near what scored well. halving: all begin, the best
+    continue."""
     space: dict[str, Axis] = Field(min_length=1)
     """Dotted setting of the run -> a list of values, or `{low, high, log, int}`."""
     objective: Annotated[SuccessMetric | None, BeforeValidator(as_success_metric)] = None
@@ -219,7 +219,7 @@ class SearchSpec(Strict):
     min_steps: int | None = Field(default=None, ge=1)
     """halving: the step at which the first are left behind."""
     eta: int = Field(default=3, ge=2)
-    """halving: one in so many goes on, to so many times the steps."""
+    """halving: one in so many continues, to so many times the steps."""
     startup_trials: int = Field(default=10, ge=1)
     """tpe: so many are drawn evenly first."""
     budget: BudgetSpec | None = None

@@ -133,7 +133,7 @@ class _Loader(_Composer, yaml.SafeLoader):
         self.source = source
 
 
-# A dict of its own, and empty: with the YAML 1.1 resolvers that SafeLoader has, `off` would still be false. Resolvers
+# A new dict, and empty: with the YAML 1.1 resolvers that SafeLoader has, `off` would still be false. Resolvers
 # are looked up by the first letter of a scalar; "" is the empty scalar.
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in (

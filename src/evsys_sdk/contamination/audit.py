@@ -91,7 +91,7 @@ class Audit:
     leaks: tuple[Contamination, ...] = ()
     """The first row of each task, the closest copies first, at most as many as were asked for."""
     templated: int = 0
-    """Tasks that share a template with rows, so that a row cannot be told from a copy; not counted above."""
+    """Tasks that share a template with rows, so that a row cannot be distinguished from a copy; not counted above."""
     templated_rows: int = 0
     """Rows that do, and hold no task that is counted."""
     shared: int = 0
@@ -123,7 +123,8 @@ class Audit:
         if self.templated:
             notes.append(
                 f"{self.templated} of {self.n_tasks} {self.benchmark} tasks share a template with "
-                f"{self.templated_rows} of {self.n_rows} training rows, so copies cannot be told from new instances"
+                f"{self.templated_rows} of {self.n_rows} training rows, so copies cannot be distinguished from new "
+                "instances"
             )
         if self.shared:
             appear = "appears" if self.shared == 1 else "appear"
@@ -148,7 +149,7 @@ def audit_rows(
     sample: Iterable[Row] | None = None,
     max_leaks: int = MAX_LEAKS,
 ) -> Audit:
-    """Look for every task in every row. Rows that can be passed over once only come with a `sample` of their own."""
+    """Look for every task in every row. Rows that can be passed over once only need a `sample`."""
     return audit_suites(rows, [Suite(name=benchmark, tasks=tasks)], sample=sample, max_leaks=max_leaks)[0]
 
 

@@ -69,7 +69,7 @@ class Match:
     overlap: float
     """Share of the text that the row has."""
     row_key: int
-    """The same for rows in which the same words made the match."""
+    """Rows in which the same words made the match share a key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class Reading:
 
     @property
     def pieces(self) -> list[Reading]:
-        """Its lines and sentences, also what follows a colon or stands in quotes; nothing if it is but one."""
+        """Lines and sentences of the text, also what follows a colon or stands in quotes; nothing if it is but one."""
         if self._pieces is None:
             texts = [text for text in _ENDS.split(self.text, MAX_PIECES) if _LETTER.search(text)]
             # After a space, since without one a sign at the beginning would be punctuation.

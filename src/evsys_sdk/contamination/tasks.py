@@ -193,8 +193,8 @@ def _beside_content(messages: object) -> Iterator[str]:
 # Tasks and rows from one template: when is a row that shares all words with a task, and not the numbers, a copy?
 #
 # In: the task texts of a template (a family), and the sampled rows that look as if they came from it too. Out: for
-# rows that differ from a task in one number, and for those that differ in several, whether they can be told from rows
-# that the template made by accident.
+# rows that differ from a task in one number, and for those that differ in several, whether they can be
+# distinguished from rows that the template made by accident.
 #
 # If the rows were all fresh, a share `chance` of them would meet a task. It is learned from how often rows among
 # themselves, and tasks among themselves, meet. So the rows of the family that meet no task say how many met one by
@@ -209,7 +209,7 @@ MAX_NUMBERS = 50
 """That are left out one by one; a table of thousands in an instruction would fill the memory."""
 MAX_FALSE = 0.005
 """Share of rows that may be suspected by accident: half of the goal, since it is an estimate."""
-MAX_LUCK = 0.01
+MAX_COINCIDENCE = 0.01
 """How unlikely it must be that fresh rows meet so many tasks."""
 DOUBT = 2.0
 """The odds are an estimate."""
@@ -269,7 +269,7 @@ class Family:
     strangers: Counter[Meeting] = field(default_factory=Counter)
     """Sampled rows that look like the tasks, and meet none."""
     says_little: bool = False
-    """Its tasks have hardly any words, such as `What is 2 + 2?`."""
+    """The family's tasks have hardly any words, such as `What is 2 + 2?`."""
 
     @property
     def least(self) -> float:
@@ -303,10 +303,10 @@ class Family:
         if chance > CERTAIN or min(strangers * chance / (1 - chance), met) > tolerated:
             return False
         # `DOUBT` multiplies the odds, not the chance, which could then exceed 1.
-        return luck(met, met + strangers, DOUBT * chance / (1 + (DOUBT - 1) * chance)) <= MAX_LUCK
+        return chernoff_bound(met, met + strangers, DOUBT * chance / (1 + (DOUBT - 1) * chance)) <= MAX_COINCIDENCE
 
 
-def luck(met: float, tries: float, chance: float) -> float:
+def chernoff_bound(met: float, tries: float, chance: float) -> float:
     """An upper bound (Chernoff's) of the probability that `met` or more of `tries` succeed."""
     share = met / tries if tries else 0.0
     if share <= chance:

@@ -101,7 +101,7 @@ class RowCache:
             return self._sources[key] or source
 
     def content_of(self, config: DataConfig, rows: Sequence[Row]) -> str:
-        """`content_sha256` of the rows that `config` comes to, computed once for all seeds of an arm."""
+        """`content_sha256` of the rows that `config` selects, computed once for all seeds of an arm."""
         key = to_json(config.model_dump())
         with self._lock:
             known = self._contents.get(key)

@@ -307,7 +307,7 @@ class HuggingFaceDataset:
 
 
 def as_rows(rows: Iterable[Any], what: str) -> Iterator[Row]:
-    """The same rows, each surely a dict; the first one that is no mapping is named by its index."""
+    """The rows, each checked to be a dict; the first one that is no mapping is named by its index."""
     for index, row in enumerate(rows):
         if row.__class__ is not dict:
             if not isinstance(row, Mapping):

@@ -137,7 +137,7 @@ class VersionFolder:
         return None, faults or self._unfinished_writes(ref)
 
     def _unfinished_writes(self, ref: str) -> list[Unusable]:
-        """Writes under this id or name that never came to an end."""
+        """Writes under this id or name that never ended."""
         ids = [id for id in self.ids() if id == ref or id.startswith(f"{slug(ref)}-v")]
         judged = [self.judge(id, thorough=False) for id in ids]
         return [fault for fault in judged if fault is not None and fault.manifest is None]

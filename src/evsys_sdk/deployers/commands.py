@@ -1,4 +1,4 @@
-"""Targets that are reached through a program of their own: `ollama`, `firectl`, `tinker`.
+"""Targets that are reached through the program they come with: `ollama`, `firectl`, `tinker`.
 
 In: words of a command. Out: what it printed, or an `EvsysError` with the command, what it said and what to install.
 """

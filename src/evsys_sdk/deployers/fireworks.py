@@ -75,6 +75,7 @@ class FireworksDeployer:
 
         def fill(part: Path) -> None:
             write_export(artifact, part, "peft", "f32")
+            # Before the upload, which Fireworks would refuse.
             rank = json.loads((part / "adapter_config.json").read_text())["r"]
             if rank not in RANKS:
                 raise EvsysError(f"the adapter has rank {rank}, and Fireworks takes {RANKS[0]} to {RANKS[-1]}")

@@ -1,6 +1,6 @@
 """The Hugging Face Hub: each deployment is a tag of a repository, and the branch `main` is the one in use.
 
-In: an artifact. Out: its files, uploaded to a branch of their own and tagged with the content-addressed name; the probe
+In: an artifact. Out: its files, uploaded to a separate branch and tagged with the content-addressed name; the probe
 downloads the tag again and scores its files; then `main` gets the tag's files in one commit.
 """
 
@@ -94,6 +94,7 @@ class HfHubDeployer:
                         f"{repo} has a tag {tag} that holds something else; delete it, or use another repo"
                     )
                 return made
+            # Not to `main`, which callers load: a tag is made last, so one that exists names a whole upload.
             branch = _upload_branch(tag)
             api.create_branch(repo, branch=branch, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="evsys-hub-") as place:
@@ -109,7 +110,7 @@ class HfHubDeployer:
         return made
 
     def _card(self, artifact: ModelArtifact) -> str:
-        """The model card; the hub takes only ids of its own as `base_model`."""
+        """The model card; the hub takes only ids of the hub as `base_model`."""
         lines = artifact.card.splitlines()
         if not HUB_ID.fullmatch(artifact.base_model) or Path(artifact.base_model).exists():
             lines = [line for line in lines if not line.startswith("base_model: ")]

@@ -83,6 +83,7 @@ def echo_logprobs(
                 "logprobs": 1, **more}  # fmt: skip
         answer = client.call("POST", "/v1/completions", body)
         try:
+            # The first token has no log probability; behind the prompt stands the one that had to be generated.
             values = answer["choices"][0]["logprobs"]["token_logprobs"][1 : len(case.tokens)]
             answers.append([float(value) for value in values])
         except (KeyError, IndexError, TypeError, ValueError) as exc:

@@ -77,7 +77,7 @@ class LlamaCppDeployer:
         return "\n".join([*lines, note, ""])
 
     def probe(self, deployment: Deployment, artifact: ModelArtifact) -> ProbeResult:
-        """Load the files into llama.cpp, in a process of its own, and ask it for the likeliest tokens."""
+        """Load the files into llama.cpp, in a separate process, and ask it for the likeliest tokens."""
         folder, cases = Path(deployment.endpoint), artifact.fingerprint.cases
         is_merged = self.cfg.form == "merged"
         found = ask_llama_cpp(

@@ -72,6 +72,7 @@ class OllamaDeployer:
 
         def fill(part: Path) -> None:
             write_adapter(artifact, part / ADAPTER_FILE)
+            # A path relative to the Modelfile: the folder gets its name after it is filled.
             (part / "Modelfile").write_text(f"FROM {self.cfg.base}\nADAPTER ./{ADAPTER_FILE}\n")
             (part / "README.md").write_text(artifact.card)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.experiment.deployment import deployment_of
-from evsys_sdk.files import read_object
+from evsys_sdk.files import read_object, sync
 from evsys_sdk.protocols import Deployment, ModelArtifact
 
 CURRENT = "current"
@@ -43,12 +43,13 @@ class Releases:
             part.mkdir()
             fill(part)
             write_about(part, made, form)
+            # Everything on disk before the rename: a release that has its name is whole, also after a power cut.
             for file in part.rglob("*"):
                 file.chmod(0o755 if file.is_dir() else 0o644)  # weights in a run's folder are for their owner alone
-                _sync(file)
-            _sync(part)
+                sync(file)
+            sync(part)
             os.rename(part, place)  # another process with the same weights got there first: refused, nothing is lost
-            _sync(self.path)
+            sync(self.path)
         except OSError as exc:
             raise EvsysError(f"{place} could not be written: {exc.strerror or exc}") from exc
         finally:
@@ -64,11 +65,12 @@ class Releases:
 
     def switch(self, name: str) -> None:
         """Point `current` at a release, in one step."""
+        # A link cannot be changed in place; another one that takes its name is the one step there is.
         link = self.path / f".{CURRENT}.{secrets.token_hex(4)}.part"
         try:
             os.symlink(name, link)
             os.replace(link, self.path / CURRENT)
-            _sync(self.path)
+            sync(self.path)
         except OSError as exc:
             link.unlink(missing_ok=True)
             raise EvsysError(f"{self.path / CURRENT} could not be switched: {exc.strerror}") from exc
@@ -99,11 +101,3 @@ def read_about(folder: Path, form: str) -> Deployment | None:
     if was != form:
         known["digest"] = f"{was}:{known.get('digest')}"
     return Deployment(**known)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

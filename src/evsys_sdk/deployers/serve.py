@@ -66,6 +66,7 @@ class ServeDeployer:
 
     def probe(self, deployment: Deployment, artifact: ModelArtifact) -> ProbeResult:
         answers, prints = echo_logprobs(self._client(admin=False), deployment.name, artifact.fingerprint)
+        # Our server gives the digest of the weights that answered as `system_fingerprint`.
         if prints != {artifact.digest}:
             raise EvsysError(f"{deployment.name} was asked and weights with the digest {', '.join(prints)} answered")
         tolerance = allowed(self.cfg.tolerance, ROUNDED, artifact.fingerprint)

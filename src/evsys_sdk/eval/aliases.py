@@ -56,7 +56,7 @@ def qwen_chat_prompt(query: str, system: str | None = DEFAULT_SYSTEM) -> str:
 def qwen3_chat_template_prompt(
     query: str, system: str | None = DEFAULT_SYSTEM, *, enable_thinking: bool = False
 ) -> str:
-    """The same as Qwen3's template writes it: without thinking, the assistant begins with an empty thought."""
+    """The chat as Qwen3's template writes it: without thinking, the assistant begins with an empty thought."""
     prompt = qwen_chat_prompt(query, system)
     return prompt if enable_thinking else f"{prompt}<think>\n\n</think>\n\n"
 

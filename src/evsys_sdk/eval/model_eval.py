@@ -376,7 +376,7 @@ async def aevaluate_model(
     config: ModelEvalConfig | None = None,
     finished: FinishedRollouts | None = None,
 ) -> EvalArtifacts:
-    """The same, awaited."""
+    """`evaluate_model` for callers that have an event loop."""
     cfg = config or ModelEvalConfig()
 
     async def ask(prompt: Prompt, sample: int) -> str:

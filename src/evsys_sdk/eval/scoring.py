@@ -91,7 +91,7 @@ def invalid_reason(tasks: Sequence[TaskScores]) -> str | None:
 
 
 def why_invalid(tasks: Sequence[TaskScores], rollouts: Sequence[Rollout]) -> str | None:
-    """The same, with the first of the errors."""
+    """`invalid_reason`, with the first of the errors."""
     reason = invalid_reason(tasks)
     first = next((rollout.error or rollout.status for rollout in rollouts if is_errored(rollout)), None)
     return f"{reason}; the first: {first}" if reason and first else reason

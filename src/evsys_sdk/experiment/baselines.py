@@ -1,6 +1,6 @@
 """API models beside the arms: the `models` of benchmark entries, scored once per experiment.
 
-In: the entries, and the experiment's journal. Out: `ModelScore`s. They are scored on a thread of their own while the
+In: the entries, and the experiment's journal. Out: `ModelScore`s. They are scored on a separate thread while the
 arms train. What was scored before with the same settings on the same tasks is not asked for again, also after a kill in
 the midst of it; only `--fresh` asks anew. A model that cannot be asked is a result with an error, never the arms'.
 """

@@ -338,7 +338,7 @@ def deployment_of(
 
 
 def check_base_model(artifact: ModelArtifact, given: str, setting: str) -> None:
-    """The target has its base model under a name of its own; `setting` says which one of the experiment is meant."""
+    """The target has its base model under its own name; `setting` says which one of the experiment is meant."""
     if artifact.base_model != given:
         raise EvsysError(
             f"deploy.params.{setting} is {given!r}, and the adapter was trained over {artifact.base_model!r}"

@@ -4,9 +4,10 @@ In: the runs of every arm, what the arms and tasks are, and where records may li
 that a reader saw before this one. Adding seeds or tasks until something is significant finds something among equals; so
 each earlier result counts, and the verdict widens its intervals by their number.
 
-A question is told by its content: two arms or more with the same rows and the same settings, as far as these can change
-scores, on tasks of which at least half are the same, by the same metric. Names and folders play no part.
-Earlier looks are experiments with the same question that had other seeds or came to other scores, and such attempts
+A question is identified by its content: two arms or more with the same rows and the same settings, as far as
+these can change scores, on tasks of which at least half are the same, by the same metric. Names and folders do not
+count.
+Earlier looks are experiments with the same question that had other seeds or other scores, and such attempts
 that `--fresh` set aside. An identical repeat is no further look, and has the looks that the first of them had.
 """
 
@@ -89,8 +90,8 @@ def question_of(
 
 
 def _scored_settings(run: RunConfig, rows: Mapping[str, str], *, has_benchmark: bool) -> dict[str, Any]:
-    """The settings of a run that can change its scores. `rows`: place of a data block -> hash of the rows that it came
-    to; how they were read and made is then of no matter."""
+    """The settings of a run that can change its scores. `rows`: place of a data block -> hash of its
+    rows; how they were read and made is then of no matter."""
 
     def block(place: str, data: Mapping[str, Any] | None) -> object:
         return rows.get(place, data)
@@ -133,7 +134,7 @@ class EarlierLooks:
     set_aside: int = 0
     """Attempts of this experiment that `--fresh` set aside."""
     rerolls: int = 0
-    """Those of them that came to other scores, with other seeds or on a backend that does not repeat exactly."""
+    """Those of them with other scores, with other seeds or on a backend that does not repeat exactly."""
     question: Question | None = None
     seeds: dict[str, list[int]] = field(default_factory=dict)
     """Arm -> the seeds that were scored this time."""
@@ -207,7 +208,7 @@ def find_looks(
             earlier = earlier[: earlier.index(first)]
     looks: dict[str, _Result] = {}
     for one in earlier:
-        # What this experiment had come to when it was interrupted is a part of this result.
+        # The result of this experiment when it was interrupted is a part of this result.
         is_part = one.is_own and not one.is_attempt
         shared = [arm for arm in one.scores if one.scores[arm][1] and scores.get(arm, ([], []))[1]]
         # A look compared two arms at least, with other seeds or scores than now.

@@ -1,7 +1,7 @@
 """The files of an experiment as a whole: its record, its page, its figures, the rollouts of API models.
 
-In: a config and what the experiment came to. Out: those files in `output_dir`, each beginning with the experiment's
-name. Runs keep theirs in directories of their own.
+In: a config and the result of the experiment. Out: those files in `output_dir`, each beginning with the experiment's
+name. Runs keep theirs in their own directories.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from evsys_sdk.stats.hypothesis import fingerprint
 
 @dataclass(slots=True, kw_only=True)
 class ExperimentResult:
-    """What an experiment came to."""
+    """The result of an experiment."""
 
     name: str
     runs: list[RunResult]
@@ -70,7 +70,7 @@ class ExperimentResult:
 
     @property
     def completed(self) -> bool:
-        """Whether every run came to its end, or was left behind by a search."""
+        """Whether every run completed, or was left behind by a search."""
         return all(run.status in ("completed", "pruned") for run in self.runs)
 
 
@@ -150,7 +150,7 @@ def seconds_in(record: Path) -> float | None:
 
 FIGURES = ("curves.png", "curves.svg", "arms.png", "arms.svg")
 WRITTEN = (EXPERIMENT_RESULT_FILE, "experiment.md", MODEL_ROLLOUTS_FILE, *FIGURES)
-"""The ends of the names of what an experiment comes to."""
+"""The endings of the names of an experiment's results."""
 
 
 def made(folder: Path) -> Path:
@@ -177,7 +177,7 @@ def sweep_leftovers(output_dir: Path, name: str) -> None:
 
 
 def set_aside(output_dir: Path, name: str) -> None:
-    """Move what an earlier start of the experiment came to into `<name>.attempts/<number>`."""
+    """Move the results of an earlier start of the experiment into `<name>.attempts/<number>`."""
     stem = directory_name(name)
     files = {path: path.name for what in WRITTEN if (path := output_dir / f"{stem}.{what}").exists()}
     record = output_dir / f"{stem}.{EXPERIMENT_RESULT_FILE}"
@@ -215,7 +215,7 @@ def write_files(config: ExperimentConfig, result: ExperimentResult, about: Mappi
     record = summarise(result, about)
     path, stem = record_path(result.output_dir, config.name), directory_name(config.name)
     try:
-        # The record after the rollouts: it is what says that the experiment has come to its end.
+        # The record after the rollouts: it is what says that the experiment has ended.
         write_rollouts(result.models, path.with_name(f"{stem}.{MODEL_ROLLOUTS_FILE}"))
         record.write(path)
     except OSError as exc:

@@ -49,7 +49,7 @@ def register_start(config: ExperimentConfig, record: Path, facts: Mapping[str, o
 
 
 def register_end(config: ExperimentConfig, record: Path, summary: Mapping[str, Any]) -> None:
-    """Its record is on disk."""
+    """Note in the registry that the experiment's record is on disk."""
     _register(config, record, summary, ended=True)
 
 

@@ -45,7 +45,7 @@ from evsys_sdk.verifiers.grading import grade, grading_problem, plan_of
 
 # The verdict of now on a rollout of then.
 #
-# In: rollouts and the tasks they are graded by. Out: each before and after. A rollout that never came to an answer
+# In: rollouts and the tasks they are graded by. Out: each before and after. A rollout that never had an answer
 # cannot be graded and keeps its error; one whose old verifier broke can.
 
 
@@ -118,7 +118,7 @@ class RecordedModel:
 
 
 def is_gradable(rollout: Rollout) -> bool:
-    """Whether the model came to an answer: then only a verifier can have failed since."""
+    """Whether the model gave an answer: then only a verifier can have failed since."""
     about = rollout.metadata
     match rollout.status:
         case "cancelled":

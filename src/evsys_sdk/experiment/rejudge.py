@@ -44,7 +44,7 @@ JUDGED = ("verdict", "hypothesis_result", "hypothesis_in_words")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejudged:
-    """What an experiment came to, judged again."""
+    """The result of an experiment, judged again."""
 
     entry: ExperimentEntry
     baseline_arm: str

@@ -29,7 +29,7 @@ class SearchTrial:
     number: int
     picks: Picks
     params: dict[str, Any]
-    """The same as settings."""
+    """The picks as settings of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class FinishedTrial:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSampler:
     """Draws trials with Optuna's samplers, repeatably: what is drawn depends on the seed, the trial's number and the
-    values of earlier trials in their order. Each trial has a study and a sampler of its own, rebuilt from these, so a
+    values of earlier trials in their order. Each trial has its own study and sampler, rebuilt from these, so a
     search that was killed resumes as if it had not been."""
 
     spec: SearchSpec

@@ -1,7 +1,7 @@
 """Evaluations outside of a run: `evsys benchmark run` (`score_suite`) and `evsys eval model` (`score_model`).
 
 In: an `EvaluationRequest` (one model, one suite) or a `ModelOrder` (a checkpoint, a dataset with aliases). Out: the
-result, and the same on disk in a directory of its own. Weights are opened as `evsys serve` opens them and rolled out by
+result, and the same on disk in its own directory. Weights are opened as `evsys serve` opens them and rolled out by
 the one rollout engine; a hosted model is asked through its inference client. Answers are kept as they come, so that a
 killed evaluation resumes.
 """

@@ -33,7 +33,7 @@ Arms = Mapping[str, Sequence[RunResult]]
 
 
 def not_pruned(arms: Arms) -> Arms:
-    """The arms that a search did not leave behind: only they have come to something that can be compared."""
+    """The arms that a search did not leave behind: only they have a result that can be compared."""
     return {arm: runs for arm, runs in arms.items() if any(run.status != "pruned" for run in runs)}
 
 
@@ -328,9 +328,9 @@ def note_post_hoc(
     if not known:
         return findings
     whose = "its run" if len(runs) == 1 else "its runs"
-    admission = f"{whose} had finished before this was written: a description, not a prediction"
+    note = f"{whose} had finished before this was written: a description, not a prediction"
     if known < len(runs):
-        admission = f"{known} of its {len(runs)} runs had finished before this was written: not wholly a prediction"
-    admitted = replace(judged, why=f"{judged.why}; {admission}", brier=None, known_before=True)
-    lines = [admitted.line if line == judged.line else line for line in findings.lines]
-    return replace(findings, lines=lines, hypothesis_result=admitted)
+        note = f"{known} of its {len(runs)} runs had finished before this was written: not wholly a prediction"
+    noted = replace(judged, why=f"{judged.why}; {note}", brier=None, known_before=True)
+    lines = [noted.line if line == judged.line else line for line in findings.lines]
+    return replace(findings, lines=lines, hypothesis_result=noted)

@@ -159,7 +159,7 @@ def is_share_of_tasks(metric: str) -> bool:
 
 
 BESIDE = frozenset(["run", "runs", "matrix", "base_run", "name", "description", "output_dir", "callbacks", "version"])
-"""Settings of an experiment that are told by its arms, or change nothing; of callbacks, those that only watch."""
+"""Settings of an experiment that its arms state, or that change nothing; of callbacks, those that only watch."""
 WORDS = ("metadata.hypothesis", "metadata.tags")
 ON_TEST = "it was measured on a test benchmark, and test scores do not select"
 

@@ -118,7 +118,7 @@ def _sections(history: History, tokens: int) -> list[Section]:
             overview.append(f"{count(len(history.problems), 'file')} could not be read: evsys history says which.")
     found = [
         ("Overview", 9, overview),
-        ("Best so far, and how it was reached (newest first)", 2, ladder_lines(tracks)),
+        ("Best so far, and how it was reached (newest first)", 2, leaderboard_lines(tracks)),
         ("Noise floor", 1, map(noise_line, tracks)),
         ("Benchmarks selected on (most used first)", 1, map(str, looks_of(entries))),
         ("Open questions", 2, open_questions(entries, tracks)),
@@ -148,28 +148,28 @@ def _markdown(sections: Sequence[Section]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ladder_lines(tracks: Sequence[Track]) -> Iterator[str]:
+def leaderboard_lines(tracks: Sequence[Track]) -> Iterator[str]:
     """The best of every track first, then how each was reached, so that a small budget has all the bests."""
-    climbed = [track for track in tracks if track.rungs]
+    climbed = [track for track in tracks if track.kept]
     for track in climbed:
-        yield f"{track.label}: {_rung_line(track.rungs[-1])}"
+        yield f"{track.label}: {_row_line(track.kept[-1])}"
     for track in climbed:
-        for rung in reversed(track.rungs[:-1]):
-            yield f"before, {track.label}: {_rung_line(rung)}"
+        for row in reversed(track.kept[:-1]):
+            yield f"before, {track.label}: {_row_line(row)}"
     for track in tracks:
         if not track.selects:
-            yield f"{track.label}: on a test benchmark alone, and test scores select nothing; no ladder is made of it"
+            yield f"{track.label}: on a test benchmark alone, and test scores select nothing; it makes no leaderboard"
 
 
-def _rung_line(rung: LeaderboardRow) -> str:
-    unit = rung.entry.digest.unit
-    text = f"{shown(rung.score, unit=unit)} ({_seeds(rung.arm)}) {_arm_name(rung)}, {rung.entry.date[:10]}"
-    text += f"; {rung.arm.errors}" if rung.arm.n_errors else ""
-    text += f"; {rung.arm.training_mark}" if rung.arm.training_mark else ""
-    if rung.before is None:
+def _row_line(row: LeaderboardRow) -> str:
+    unit = row.entry.digest.unit
+    text = f"{shown(row.score, unit=unit)} ({_seeds(row.arm)}) {_arm_name(row)}, {row.entry.date[:10]}"
+    text += f"; {row.arm.errors}" if row.arm.n_errors else ""
+    text += f"; {row.arm.training_mark}" if row.arm.training_mark else ""
+    if row.before is None:
         return f"{text}; first"
-    noise = "noise not known" if rung.floor is None else f"noise {shown(rung.floor, unit=unit)}"
-    return f"{text}; {shown(rung.gain or 0.0, unit=unit, signed=True)} ({noise}) by {_changes(rung)}"
+    noise = "noise not known" if row.floor is None else f"noise {shown(row.floor, unit=unit)}"
+    return f"{text}; {shown(row.gain or 0.0, unit=unit, signed=True)} ({noise}) by {_changes(row)}"
 
 
 def _seeds(arm: ArmDigest) -> str:
@@ -178,8 +178,8 @@ def _seeds(arm: ArmDigest) -> str:
     return count(scored, "seed") if scored >= launched else f"{scored} of {launched} seeds"
 
 
-def _arm_name(rung: LeaderboardRow) -> str:
-    return rung.entry.name if len(rung.entry.digest.arms) == 1 else f"{rung.entry.name} / {_arm_label(rung.arm)}"
+def _arm_name(row: LeaderboardRow) -> str:
+    return row.entry.name if len(row.entry.digest.arms) == 1 else f"{row.entry.name} / {_arm_label(row.arm)}"
 
 
 def _arm_label(arm: ArmDigest) -> str:
@@ -193,9 +193,9 @@ def _short_key(key: str) -> str:
     return key.rsplit(".", 1)[-1]
 
 
-def _changes(rung: LeaderboardRow) -> str:
-    assert rung.before is not None
-    found = list(changed(rung.before.settings, rung.settings))
+def _changes(row: LeaderboardRow) -> str:
+    assert row.before is not None
+    found = list(changed(row.before.settings, row.settings))
     told = []
     for key, old, new in found[:SHOWN_CHANGES]:
         before, now = _value(old), _value(new)
@@ -250,16 +250,16 @@ def open_questions(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) 
         elif entry.state == "interrupted" and entry.notes.why_invalid is None:
             yield f"{entry.name} was interrupted ({entry.date}); run the same command to resume it{_asks(entry.digest)}"
     for track in tracks:
-        best = track.rungs[-1] if track.rungs else None
+        best = track.kept[-1] if track.kept else None
         if best is not None and len(best.arm.scores) == 1 and len(track.entries) > 1:
             yield f"the best of {track.label}, {_arm_name(best)}, has one seed: would it hold with n_repeats: 3?"
         if best is not None and best.before is not None and best.floor is None:
-            yield f"{track.label}: how much is noise is not known, so the ladder may be luck"
-        for rung in reversed(track.undecided):
-            if rung.before is best and rung.before and list(changed(rung.before.settings, rung.settings)):
-                word = "better" if (rung.gain or 0.0) * (1 if track.mode == "max" else -1) > 0 else "as good"
-                noise = f"within noise ({shown(rung.floor or 0.0, unit=track.unit)})"
-                yield f"is {_arm_name(rung)} {word}? {_against(rung)}, {noise}; {_changes(rung)}"
+            yield f"{track.label}: how much is noise is not known, so the leaderboard may be luck"
+        for row in reversed(track.undecided):
+            if row.before is best and row.before and list(changed(row.before.settings, row.settings)):
+                word = "better" if (row.gain or 0.0) * (1 if track.mode == "max" else -1) > 0 else "as good"
+                noise = f"within noise ({shown(row.floor or 0.0, unit=track.unit)})"
+                yield f"is {_arm_name(row)} {word}? {_against(row)}, {noise}; {_changes(row)}"
     # Experiments may be made of the same runs: the oldest, which comes last, asks the question for all of them.
     repeats = any(entry.digest.is_repeat for entry in entries)
     first = {_question(entry): entry for entry in entries if entry.counts} if repeats else {}
@@ -269,7 +269,7 @@ def open_questions(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) 
 
 
 def _question(entry: ExperimentEntry) -> tuple[frozenset[str] | bool | str, ...]:
-    """The same for experiments that compare the same runs by the same metric."""
+    """A key that experiments share which compare the same runs by the same metric."""
     return runs_of(entry), entry.digest.selects, *entry.digest.measured
 
 
@@ -309,9 +309,9 @@ def _asks(digest: Digest) -> str:
 
 def dead_ends(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) -> Iterator[str]:
     found = [
-        (rung.entry.when, f"{_arm_name(rung)}: {rung.outcome}, {_against(rung)}; {_changes(rung)}")
+        (row.entry.when, f"{_arm_name(row)}: {row.outcome}, {_against(row)}; {_changes(row)}")
         for track in tracks
-        for rung in track.dead_ends
+        for row in track.dead_ends
     ]
     for entry in entries:
         if entry.notes.why_invalid is not None:
@@ -323,10 +323,10 @@ def dead_ends(entries: Sequence[ExperimentEntry], tracks: Sequence[Track]) -> It
     yield from (line for _, line in sorted(found, key=lambda pair: -pair[0]))
 
 
-def _against(rung: LeaderboardRow) -> str:
-    assert rung.before is not None
-    before, now = (shown(score, unit=rung.entry.digest.unit) for score in (rung.before.score, rung.score))
-    return f"{now} against {before} of {rung.before.entry.name}"
+def _against(row: LeaderboardRow) -> str:
+    assert row.before is not None
+    before, now = (shown(score, unit=row.entry.digest.unit) for score in (row.before.score, row.score))
+    return f"{now} against {before} of {row.before.entry.name}"
 
 
 def value_lines(tracks: Sequence[Track]) -> Iterator[str]:

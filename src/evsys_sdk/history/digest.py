@@ -54,7 +54,7 @@ def overall_status(statuses: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmDigest:
-    """One arm: what was special about it, and what it came to."""
+    """One arm: what was special about it, and its result."""
 
     arm: str
     identity: str = ""
@@ -124,7 +124,7 @@ class Digest:
 
     name: str
     result: str = ""
-    """Hash of what it came to: the same for the same config and scores, whenever it was run. Empty before that."""
+    """Hash of its result: the same for the same config and scores, whenever it was run. Empty before that."""
     arms: list[ArmDigest] = field(default_factory=list)
     common: Settings = field(default_factory=dict)
     """Settings that all arms share."""
@@ -145,7 +145,7 @@ class Digest:
     measured: list[str] = field(default_factory=list)
     """The metrics of the runs that the success metric stands for, such as `val/tools/pass@1`."""
     allows_test: bool = False
-    """Its config says `allow_test_selection`."""
+    """Whether the config says `allow_test_selection`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Benchmark -> hash of its tasks, where the record has it."""
     sketches: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class Digest:
     leakage: str | None = None
     """Which tasks stand in the training rows, where that was found."""
     max_steps: int | None = None
-    """It was cut short on purpose, by `--steps`."""
+    """The ceiling of `--steps`, where the experiment was cut short by it."""
     dry: bool = False
     parent: str | None = None
     started: str | None = None

@@ -174,7 +174,7 @@ def _read(record: Path) -> tuple[Digest, str | None]:
 
 
 def attempts_of(record: Path) -> list[Digest]:
-    """What the attempts at an experiment came to that `--fresh` set aside, in order, without unreadable ones."""
+    """The results of attempts that `--fresh` set aside, in order, without unreadable ones."""
     found = []
     folder = record.with_name(f"{stem_of(record)}.{ATTEMPTS}")
     # Attempts are numbered without leading zeros: sorted by length first, 10 comes after 9.

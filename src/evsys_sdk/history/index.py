@@ -52,7 +52,7 @@ class IndexLine:
     """What was known when it began: no arm has a score yet."""
     stamp: str = ""
     digest: Digest | None = None
-    """What it came to, read from the record that has `stamp`."""
+    """The experiment's result, read from the record that has `stamp`."""
 
 
 def stat_of(file: Path) -> os.stat_result | None:
@@ -214,7 +214,7 @@ def add_note(record: Path, kind: NoteKind, text: str, *, about: str) -> Note:
 
 def read_notes(record: Path, *, about: str) -> Notes:
     """The remarks on an experiment, those on another result than `about` only counted; a line that is no remark is
-    told of and left out."""
+    reported and left out."""
     if not os.path.exists(_notes_name(record)):  # of hundreds of records, few have notes: no Path is made for the rest
         return NO_NOTES
     try:

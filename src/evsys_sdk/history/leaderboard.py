@@ -1,9 +1,9 @@
 """Which experiments moved the best score, which did not, and how much of a difference is noise.
 
 In: entries. Out: `Track`s, one per success metric, set of tasks, model, and mock or real backend, each with its noise,
-its kept rungs and its dead ends. Scores of different metrics, tasks or models are never put on one ladder, nor are
+its kept experiments and its dead ends. Scores of different metrics, tasks or models never share one leaderboard, nor do
 scores of the mock backend beside real ones, nor scores on tasks that an arm trained on beside others. Scores on test
-benchmarks alone make no ladder, unless the experiment's config allows test scores to select. A run that other
+benchmarks alone make no leaderboard, unless the experiment's config allows test scores to select. A run that other
 experiments took over is counted once. Also out: how often each set of tasks was selected on by each metric
 (`BenchmarkLooks`), and what the best of so many arms is worth by chance.
 """
@@ -66,7 +66,7 @@ class Noise:
         return min(math.sqrt(2) * self.half_width, self.largest) if self.half_width else None
 
     def floor_between(self, scores: Sequence[float], other: Sequence[float]) -> float | None:
-        """The same for two arms whose seeds scored this: not less than their own seeds say (Welch 1947).
+        """The floor for two arms whose seeds have these scores: not less than their own seeds say (Welch 1947).
 
         On an open scale, where one arm's loss is a thousand times another's, arms do not share one scatter: two arms
         with several seeds each are held to their own, as in a verdict.
@@ -95,7 +95,7 @@ Outcome = Literal["first", "kept", "within noise", "no gain", "worse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderboardRow:
-    """One experiment on a ladder, or beside it."""
+    """One experiment on a leaderboard, or beside it."""
 
     entry: ExperimentEntry
     arm: ArmDigest
@@ -124,7 +124,7 @@ class Track:
     entries: list[ExperimentEntry]
     """Oldest first."""
     noise: Noise
-    rungs: list[LeaderboardRow] = field(default_factory=list)
+    kept: list[LeaderboardRow] = field(default_factory=list)
     """Kept ones, oldest first; the last is the best so far."""
     dead_ends: list[LeaderboardRow] = field(default_factory=list)
     """Below the best of their time by more than noise; oldest first."""
@@ -221,7 +221,7 @@ def name_tasks(digest: Digest, suite: str) -> str:
 
 
 def _label(track: Track, tracks: Sequence[Track]) -> str:
-    """`val/tools/pass@1 (tasks 5f0c1a2b in data/val)` where tracks of one metric have to be told apart."""
+    """`val/tools/pass@1 (tasks 5f0c1a2b in data/val)` where tracks of one metric have to be distinguished."""
     others = [other for other in tracks if other.metric == track.metric]
     told = []
     if len({other.tasks for other in others}) > 1:
@@ -354,19 +354,19 @@ def _track(key: Comparable, entries: list[ExperimentEntry]) -> Track:
         is_memory=key.is_memory,
     )
     for entry in counted_once(entries if key.selects else []):
-        arm, best = entry.digest.top, track.rungs[-1] if track.rungs else None
+        arm, best = entry.digest.top, track.kept[-1] if track.kept else None
         if arm is None or arm.mean is None:
             continue
         # A winner was picked for its score; what is to be expected of it is lower, and the record may know by how much.
         score = arm.mean if entry.digest.expected is None else entry.digest.expected
         if best is None:
-            track.rungs.append(LeaderboardRow(entry=entry, arm=arm, score=score))
+            track.kept.append(LeaderboardRow(entry=entry, arm=arm, score=score))
             continue
         floor = noise.floor_between(arm.scores, best.arm.scores)
         gain = (score - best.score) * (1 if track.mode == "max" else -1)
         # A difference within noise is no answer, whichever way it points: neither kept nor a dead end.
         outcome: Outcome = "kept" if gain > 0 else "worse" if gain < 0 else "no gain"
-        rows = track.rungs if gain > 0 else track.dead_ends
+        rows = track.kept if gain > 0 else track.dead_ends
         if floor is not None and abs(gain) <= floor:
             outcome, rows = "within noise", track.undecided
         rows.append(LeaderboardRow(entry=entry, arm=arm, score=score, before=best, outcome=outcome, floor=floor))
@@ -375,7 +375,7 @@ def _track(key: Comparable, entries: list[ExperimentEntry]) -> Track:
 
 # Every arm whose score may select counts as one look at the tasks, in any experiment, also in attempts that `--fresh`
 # set aside; scores on test benchmarks count only where `allow_test_selection` lets them select. Sets of tasks
-# are told apart by what the tasks ask, not by names or paths. Arms of the mock backend are counted apart.
+# are distinguished by what the tasks ask, not by names or paths. Arms of the mock backend are counted apart.
 
 
 BUDGET = 25
@@ -389,7 +389,7 @@ class BenchmarkLooks:
     """One set of tasks with one metric, and who chose by it."""
 
     benchmark: str
-    """Its names, as `val/tools`."""
+    """Split and name, as `val/tools`."""
     metric: str
     mode: str = "max"
     unit: str = ""
@@ -401,9 +401,9 @@ class BenchmarkLooks:
     experiments: list[Path] = field(default_factory=list)
     """Their records: experiments in two folders may have one name."""
     n_arms: int = 0
-    """Arms with a score, each in every experiment and attempt that scored it with seeds of its own."""
+    """Arms with a score, each in every experiment and attempt that scored it with its own seeds."""
     n_attempts: int = 0
-    """Attempts that `--fresh` set aside and that came to other scores; their arms are counted."""
+    """Attempts that `--fresh` set aside and that have other scores; their arms are counted."""
     half_widths: list[float] = field(default_factory=list)
     """Of the arms' 95 % intervals over tasks, one seed each."""
 

@@ -171,7 +171,7 @@ class StopArguments(ToolArguments):
 
 class ConcludeArguments(ToolArguments):
     experiment: Name = Field(description=NAMED)
-    text: Name = Field(description="what the result means and what to try next, for whoever reads the record")
+    text: Name = Field(description="what the result means and what to try next, for the readers of the record")
 
     def words(self) -> list[str]:
         return ["conclude", f"--text={self.text}", "--json", *_after(self.experiment)]

@@ -51,7 +51,7 @@ class LaunchBudget:
         return None if seconds is None else math.floor(seconds)
 
     def note(self, record: str, n_runs: int, *, starts_again: bool) -> None:
-        """It was launched."""
+        """Count a launch."""
         before = self.runs.get(record, 0)
         self.runs[record] = before + n_runs if starts_again else max(before, n_runs)
 

@@ -1,7 +1,7 @@
 """The tools: their arguments, the command that each equals, and what they call.
 
 In: arguments of a client, checked. Out: a `ToolAnswer`. A tool calls the function of `operations/` that its verb calls.
-Verbs that import the project's own code (validate, compare, run) are started as processes of their own: the code may
+Verbs that import the project's own code (validate, compare, run) are started as separate processes: the code may
 have changed since the last call, may print, and may end the process.
 """
 
@@ -42,7 +42,7 @@ from evsys_sdk.mcp_server.outgoing import ToolAnswer, answer_of, answer_of_text,
 from evsys_sdk.mcp_server.project import check_overrides, check_path, check_reference
 
 VERB_SECONDS = 600.0
-"""A verb in a process of its own is ended after so long: the project's code may hang."""
+"""A verb in a separate process is ended after so long: the project's code may hang."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,6 +192,7 @@ def answer_launch(a: LaunchArguments, session: ToolSession) -> ToolAnswer:
         seconds = session.budget.permit(
             name=found.config.name, record=record, n_runs=found.n_runs, starts_again=starts_again
         )
+        # The stricter of the config's own limit and of what is left of the server's.
         own = found.config.budget.seconds if found.config.budget else None
         if seconds is not None and (own is None or own > seconds):
             a = a.model_copy(update={"overrides": [*a.overrides, f"budget.seconds={seconds:g}"]})
@@ -221,7 +222,8 @@ def answer_conclude(a: ConcludeArguments, session: ToolSession) -> ToolAnswer:
 
 
 def run_verb(words: Sequence[str], *, seconds: float = VERB_SECONDS) -> ToolAnswer:
-    """What `evsys` prints with these words, in a process of its own."""
+    """What `evsys` prints with these words, in a separate process."""
+    # -P: the current folder is no place to import from. No stdin: it carries the client's messages.
     command = [sys.executable, "-P", "-m", "evsys_sdk.cli.main", *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
@@ -320,7 +322,7 @@ TOOLS = (
     ToolSpec(
         name="launch",
         title="Launch an experiment",
-        description="Start an experiment in a process of its own and return its launch record. It runs on when this "
+        description="Start an experiment in a separate process and return its launch record. It runs on when this "
         "server ends; the same call resumes an interrupted one. Beyond the budget it is refused with what is left.",
         arguments=LaunchArguments,
         answer=answer_launch,
@@ -339,7 +341,7 @@ TOOLS = (
     ToolSpec(
         name="conclude",
         title="Write a conclusion",
-        description="Add your conclusion to an experiment, beside the machine's own, for whoever reads it next.",
+        description="Add your conclusion to an experiment, beside the machine's own, for its next reader.",
         arguments=ConcludeArguments,
         answer=answer_conclude,
         changes=True,

@@ -50,6 +50,7 @@ def validate_config(
     from evsys_sdk.checks.preflight import deep_warnings, ignored_settings, validate_yaml
 
     config = validate_yaml(path, deep=not shallow, strict=strict, overrides=overrides, run_code=run_code)
+    # A grid is a search whose arms are all known before it begins.
     is_search = config.search is not None and config.search.kind != "grid"
     warnings = ignored_settings(config) + ([] if shallow else deep_warnings(config, run_code=run_code))
     runs = [] if is_search else [run.name for run in config.all_runs()]

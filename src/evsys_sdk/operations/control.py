@@ -143,6 +143,7 @@ def _event(run: str, kind: str, at: int, data: dict[str, Any]) -> FollowEvent:
     name = run.partition("/")[2] or run
     words = {"run": "begun", "train_start": "training", "eval": "score", "final_eval": "score", "end": "ended"}
     detail: dict[str, Any] = {}
+    # Only what fits a line for each event; the record has the rest.
     if kind == "train_start":
         detail = {"total_steps": data.get("total_steps")}
     elif kind == "step":
@@ -151,6 +152,7 @@ def _event(run: str, kind: str, at: int, data: dict[str, Any]) -> FollowEvent:
     elif kind in ("eval", "final_eval"):
         keys = ("metric", "value", "low", "high", "n_tasks", "n_errors")
         scores = [{key: score.get(key) for key in keys} for score in data.get("scores", [])]
+        # An evaluation in the loop may end steps after its snapshot; its step is the snapshot's.
         at = data["step"] if data.get("step") is not None else at
         detail = {
             "benchmark": suite_label(data["split"], data["name"]),

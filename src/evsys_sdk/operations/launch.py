@@ -42,12 +42,12 @@ def launch_detached(
         pass_fds=[writer],
         env={**os.environ, ENV_LAUNCH_FD: str(writer)},
     )
-    os.close(writer)
+    os.close(writer)  # else `read` would not end when the child closes its end, or dies
     try:
         with os.fdopen(reader) as news:
             launched = news.read()
     except KeyboardInterrupt:
-        child.terminate()
+        child.terminate()  # it does not get the terminal's Ctrl-C, being in another session
         raise
     if launched:
         return DetachedLaunch(record=json.loads(launched))

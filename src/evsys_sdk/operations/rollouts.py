@@ -72,6 +72,7 @@ def find_rollouts(place: HistoryPlace, ref: str | None, wanted: WantedRollouts, 
     """The rollouts of a record that fit; at most `limit`, 0 for all."""
     target, run = find_record(place, ref)
     found = read_rollouts(target, run=run)
+    # `every` is what messages may name: what the record has, without what must not be shown.
     every = views = _allowed(found.training if wanted.train else found.views, wanted, place)
     step = wanted.step
     if step is None and not wanted.train:

@@ -100,7 +100,7 @@ class Journal:
         return RunJournal(self, run, last + 1)
 
     def unfinished(self, run: str, fingerprint: str) -> RunJournal | None:
-        """The last attempt at `run`, if it was the same run and did not come to its end."""
+        """The last attempt at `run`, if it was the same run and did not end."""
         last = self.latest(run, fingerprint)
         return None if last is None or last.completed else last
 
@@ -293,7 +293,7 @@ class JournalledRollouts:
             self.keep(task_id, sample, rollout)
 
     def keep(self, task_id: str, sample: int, rollout: Rollout) -> None:
-        """The same for a rollout of an evaluation that is over: it counts, whatever became of it."""
+        """Add a rollout of an evaluation that is over: it counts, also where the machine failed."""
         key = _key(task_id, sample)
         if key in self._done:
             return

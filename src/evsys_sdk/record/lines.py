@@ -21,7 +21,7 @@ def append_durably(path: Path, line: str) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     with open(descriptor, "r+b") as file:
         size = os.fstat(descriptor).st_size
-        # A kill may have cut the last line short: without a line end of its own it would swallow this one.
+        # A kill may have cut the last line short: without a line end it would swallow this one.
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         file.write(b"\n" * torn + line.encode(errors="backslashreplace") + b"\n")
         file.flush()

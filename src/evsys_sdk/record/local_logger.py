@@ -114,7 +114,7 @@ class LocalLogger:
 
     def on_experiment_end(self, results: list[RunResult]) -> None:
         for result in results:
-            self._end(result)  # a run that broke off did not come to its own end
+            self._end(result)  # a run that broke off did not end by itself
         conclusion = getattr(self._experiment, "conclusion", None)
         if conclusion is not None:
             repeat_verdict(results, self._experiment.config.name, conclusion.text)
@@ -155,7 +155,7 @@ def rollout_record(result: EvalResult, rollout: Rollout) -> dict[str, object]:
 
 
 def repeat_verdict(results: Iterable[RunResult], experiment: str, text: str) -> None:
-    """Put what the experiment came to at the end of its runs' conclusions, instead of what stood there before."""
+    """Put the result of the experiment at the end of its runs' conclusions, instead of what stood there before."""
     lines = [markdown_text(f"- {line.strip()}") for line in text.splitlines() if line.strip()]
     for result in results:
         file = (result.run_dir or Path()) / "logs" / CONCLUSION_FILE

@@ -1,4 +1,4 @@
-"""Where numbers go while a run is going on: JSON lines, TensorBoard event files, or several places at once.
+"""Where numbers go while a run is live: JSON lines, TensorBoard event files, or several places at once.
 
 In: the calls of the `LogStore` protocol, from any thread. Out: files below `log_dir`. Which folder that is
 when the YAML does not say, is decided only here (`with_log_dir`).

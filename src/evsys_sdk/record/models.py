@@ -215,7 +215,7 @@ class RunRecord(RecordFile):
     run_id: str = ""
     experiment: str = ""
     run: str = ""
-    """Its name."""
+    """The run's name in the config."""
     seed: int | None = None
     status: RunStatus = "failed"
     metrics: dict[str, int | float] = Field(default_factory=dict)
@@ -420,7 +420,7 @@ class ExperimentRecord(RecordPart, RecordFile):
 
     experiment: str
     name: str = ""
-    """The same as `experiment`; what `evsys run --json` prints has both."""
+    """Equal to `experiment`; what `evsys run --json` prints has both."""
     description: str = ""
     version: int | None = None
     """Of the config's schema."""
@@ -532,7 +532,7 @@ class RunRecorder:
         return {**shared, "callbacks": steered} if steered else shared
 
     def config_hash(self) -> str:
-        """The same for the same settings of this run, whatever the other arms are."""
+        """A hash of the settings of this run; the other arms do not count."""
         settings = plain_settings(self.run)
         return config_hash({"run": settings, "experiment": self.shared_settings(), **self.options})
 

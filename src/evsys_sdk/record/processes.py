@@ -51,7 +51,7 @@ class ProcessId:
     @property
     def is_alive(self) -> bool:
         """Whether this very process runs here."""
-        return self.is_here and self.born is not None and birth_of(self.pid) == self.born
+        return self.is_here and self.born is not None and process_start(self.pid) == self.born
 
     def send(self, number: signal.Signals) -> bool:
         """Signal this very process; False when it is gone."""
@@ -67,10 +67,10 @@ class ProcessId:
 
 
 def this_process() -> ProcessId:
-    return ProcessId(pid=os.getpid(), host=socket.gethostname(), born=birth_of(os.getpid()))
+    return ProcessId(pid=os.getpid(), host=socket.gethostname(), born=process_start(os.getpid()))
 
 
-def birth_of(pid: int) -> str | None:
+def process_start(pid: int) -> str | None:
     """What tells a live process from another with the same number; None for one that has ended.
 
     Not psutil's `create_time`: that is wall-clock time on Linux and moves when the clock is set."""
@@ -170,8 +170,8 @@ def read_launch(record: Path) -> ExperimentProcess | None:
 
 
 def running_launch(record: Path) -> ExperimentProcess | None:
-    """The launch whose process has the experiment now. None while nobody has it, or one that has not said so: the lock
-    names its holder, and what an earlier process left is not taken for the holder's."""
+    """The launch whose process has the experiment now. None while no process has it, or one that has not said so: the
+    lock names its holder, and what an earlier process left is not taken for the holder's."""
     launch = read_launch(record)
     lock = lock_of(record)
     return launch if launch and is_held(lock) and held_by(lock) == str(launch.process) else None

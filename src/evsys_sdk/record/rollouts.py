@@ -43,7 +43,7 @@ class StoredEval:
     step: int | None = None
     stage: str | None = None
     metrics: list[str] = field(default_factory=list)
-    """It was scored with these, where that is known."""
+    """Metrics that the evaluation was scored with, where that is known."""
     clusters: dict[str, str] = field(default_factory=dict)
     """task_id -> the template it was made from, where tasks are not independent."""
 

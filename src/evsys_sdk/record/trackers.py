@@ -226,7 +226,7 @@ class WandbLogger(TrackingCallback):
                 reinit="create_new",  # arms run at the same time
                 settings=self._wandb.Settings(silent=True, console="off"),
             )
-            # An evaluation reports when training has gone on, and wandb's own step only moves forward.
+            # An evaluation reports after later steps, and wandb's own step only moves forward.
             run.define_metric("step")
             run.define_metric("*", step_metric="step")
         return _WandbRun(run)

@@ -106,6 +106,7 @@ def write_report(facts: ReportFacts, path: Path) -> Path:
         raise EvsysError(f"{path} is a folder; give the name of a file, such as {path / 'report.html'}")
     if path.exists():
         with open(path, "rb") as handle:
+            # The head is enough to know our own file; what else lies there may be of any size.
             if GENERATOR.encode() not in handle.read(HEAD_BYTES):
                 raise EvsysError(f"{path} exists and is no report of evsys; choose another name or move it away")
     try:
@@ -150,6 +151,7 @@ def report_html(facts: ReportFacts) -> str:
         f'<p><a hidden data-from="record" type="application/json" download="{_text(page.file_name)}.json">'
         "Download the record as JSON</a></p>"
     )
+    # Only our own script runs, and nothing is fetched: records hold texts of models, and a report is sent around.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (

@@ -210,7 +210,7 @@ def same_where(*, per_run: bool, n_seeds: int) -> str:
 
 
 def effect(found: Comparison, verdict: Verdict) -> str:
-    """`13.3 points above base (95 % CI 2.4 to 24.2; p = 0.018, Holm-corrected)`; below, amounts below are told."""
+    """`13.3 points above base (95 % CI 2.4 to 24.2; p = 0.018, Holm-corrected)`, or below where lower is better."""
     if found.difference is None:
         return f"not compared with {found.vs}: {found.why}"
     sign = -1.0 if found.difference < 0 else 1.0

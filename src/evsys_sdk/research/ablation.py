@@ -1,7 +1,7 @@
 """Which change did it? Leave-one-out arms for an experiment whose arm differs from another in several settings.
 
 In: the record of an experiment. Out: an ordinary experiment with the arms `all`, `without-...` each, and `none`; and a
-line per change that says what the verdict allows: it helped, it hurt, it changes nothing, or it cannot be told.
+line per change that says what the verdict allows: it helped, it hurt, it changes nothing, or it is undecided.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class AblatedChange:
     """The arm that has all changes but this one."""
     comparison: Comparison | None
     """That arm against the one with all changes."""
-    told: str
+    line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AblationReport:
-    """What an ablation came to."""
+    """The result of an ablation."""
 
     experiment: str
     of: str
@@ -60,7 +60,7 @@ class AblationReport:
 
     @property
     def text(self) -> str:
-        return " ".join(one.told for one in self.changes)
+        return " ".join(one.line for one in self.changes)
 
 
 def ablate_experiment(place: HistoryPlace, ref: str, *, seeds: int | None = None) -> AblationReport:
@@ -88,8 +88,8 @@ def ablate_experiment(place: HistoryPlace, ref: str, *, seeds: int | None = None
     found = []
     for path, name in names.items():
         compared = verdict.find(name, ALL) if verdict else None
-        told = _told(path, compared, verdict)
-        found.append(AblatedChange(path=path, value=changes[path], arm=name, comparison=compared, told=told))
+        line = _change_line(path, compared, verdict)
+        found.append(AblatedChange(path=path, value=changes[path], arm=name, comparison=compared, line=line))
     report = AblationReport(experiment=ablation.name, of=entry.name, changes=found, result=result)
     if result.completed and not any(note.text == report.text for note in entry.notes.conclusions):
         write_note(entry, "conclusion", report.text)
@@ -170,10 +170,10 @@ def _config_of(
     return ablation
 
 
-def _told(path: str, compared: Comparison | None, verdict: Verdict | None) -> str:
+def _change_line(path: str, compared: Comparison | None, verdict: Verdict | None) -> str:
     """What the verdict allows to say of a change, from what its absence does."""
     if compared is None or compared.difference is None or verdict is None:
-        return f"{path}: its part cannot be told{f', {compared.why}' if compared and compared.why else ''}."
+        return f"{path}: its part is undecided{f', {compared.why}' if compared and compared.why else ''}."
     unit = amount_unit(share=verdict.share, unit=verdict.unit)
     ends = [amount(value, share=verdict.share, unit=verdict.unit, signed=True) for value in
             (-compared.difference, -(compared.high or 0.0), -(compared.low or 0.0))]  # fmt: skip
@@ -182,7 +182,7 @@ def _told(path: str, compared: Comparison | None, verdict: Verdict | None) -> st
         "worse": "did it: without it the recipe is worse",
         "better": "hurts: without it the recipe is better",
         "equivalent": "plays no part that matters",
-        "undecided": "cannot be told apart from no change",
+        "undecided": "cannot be distinguished from no change",
     }
     seeds = count(compared.n_seeds[0], "seed")
     return f"{path} {words[compared.verdict]} (its part: {numbers}; {seeds} each)."

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from evsys_sdk.config.research import ResearchSpec
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import FOREIGN, EvsysError, Problem, shorten
+from evsys_sdk.format import shown
 from evsys_sdk.registry import Direction
 from evsys_sdk.research.decision import decide, is_behind
 from evsys_sdk.research.journal import ResearchJournal
@@ -85,7 +86,7 @@ class Spending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResearchResult:
-    """What a research came to."""
+    """The result of the research."""
 
     reason: Reason
     why: str
@@ -163,6 +164,7 @@ class Research:
         if winner is None:  # stopped during trial 0
             winner = replace(self._trial_zero(), why=why)
             return ResearchResult(reason=reason, why=why, state=state, winner=winner, final=None, spent=self._spent())
+        # Not after a stop on request: the research is unfinished, and the same command resumes it.
         final = None if reason in ("stopped", "person") else self._score_finally(winner)
         if final is not None and final.status == "stopped":
             reason, why, final = "stopped", final.why, None
@@ -312,7 +314,8 @@ class Research:
                 return self._settle(replace(trial, status="failed", why=found.why, cost=cost), found)
             if is_behind(found.candidate, found.incumbent, self.direction):
                 assert found.candidate is not None and found.incumbent is not None
-                why = f"behind the incumbent at step {step}: {found.candidate.mean:.3f} to {found.incumbent.mean:.3f}"
+                means = f"{shown(found.candidate.mean)} to {shown(found.incumbent.mean)}"
+                why = f"behind the incumbent at step {step}: {means}"
                 trial = replace(trial, status="pruned", why=why, step=step, cost=cost, experiment=found.experiment)
                 return self._settle(trial, found)
         while True:
@@ -380,6 +383,7 @@ class Research:
 
     def _settle(self, trial: Trial, found: Measurement | None) -> Trial:
         """The trial as the journal has it, from now on part of the state."""
+        # As the journal has it: a trial that was settled before an interruption keeps the decision of then.
         trial = TRIAL.validate_python(self.journal.add(_trial_key(trial.number), TRIAL.dump_python(trial, mode="json")))
         self.trials.append(trial)
         if trial.decision in ("first", "kept"):
@@ -397,6 +401,7 @@ class Research:
 
     def _score_finally(self, winner: Trial) -> Measurement | None:
         """The winner on seeds that no round has seen, beside the config's own recipe."""
+        # A round takes seeds from `base_seed` on, at most so many; these begin behind the last of them.
         first = self.base_seed + max(self.spec.max_repeats, self.n_repeats)
         plan = RoundPlan(
             trial=winner.number,
@@ -417,6 +422,7 @@ class Research:
     def _state(self) -> ResearchState:
         spent, limits = self._spent(), self._limits()
         left = min((1 - getattr(spent, name) / limit for name, limit in limits.items()), default=1.0)
+        # A difference within half an interval may be chance. The median: trials with more seeds have shorter intervals.
         halves = [
             (trial.effect.high - trial.effect.low) / 2
             for trial in self.trials
@@ -438,6 +444,7 @@ class Research:
             return None
         if self.direction == "max":
             return Effect(difference=one.difference, low=one.low, high=one.high)
+        # An effect above 0 is an improvement. Where lower is better the sign turns, and the ends change places.
         return Effect(
             difference=-one.difference,
             low=None if one.high is None else -one.high,
@@ -455,6 +462,7 @@ class Research:
 
     def _spent(self) -> Spending:
         launched = [trial for trial in self.trials if trial.status in SPENT]
+        # A proposal of a hosted model costs dollars also where it was not launched.
         return Spending(
             trials=len(launched),
             steps=sum(trial.cost.steps for trial in launched),
@@ -475,7 +483,7 @@ class Research:
         score = self.expected.get(incumbent.number)
         if self.goal is not None and score is not None:
             if score >= self.goal if self.direction == "max" else score <= self.goal:
-                raise _Stop("goal", f"trial {incumbent.number} reached the goal: {self.metric} {score:.3f}")
+                raise _Stop("goal", f"trial {incumbent.number} reached the goal: {self.metric} {shown(score)}")
         for name, limit in self._limits().items():
             if (used := getattr(spent, name)) >= limit:
                 raise _Stop("budget", f"the budget is spent: {used:.6g} of {limit:g} {name}")

@@ -1,6 +1,6 @@
 """The journal of a research: what was asked, proposed, measured and decided; what a killed one resumes from.
 
-In: the outcome of each act, under a key of its own. Out: the same outcomes, so that an act that came to its end is
+In: the outcome of each act, under its own key. Out: the same outcomes, so that an act that ended is
 never done again. One append-only file of JSON lines per research; a line that a crash cut short counts as not written.
 """
 

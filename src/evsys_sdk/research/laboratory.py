@@ -55,7 +55,7 @@ FINAL = "final"
 
 @dataclass(slots=True, kw_only=True)
 class Experiments:
-    """Measures recipes as experiments in `folder`, each in a folder of its own."""
+    """Measures recipes as experiments in `folder`, each in its own folder."""
 
     config: ExperimentConfig
     """The config that the research was started with; its one run is trial 0."""
@@ -106,6 +106,7 @@ class Experiments:
             result = experiment.run(RunOptions(watchers=self.watchers, pause_at=plan.until))
         except ConfigError as exc:
             return Measurement(status="failed", why=str(exc), experiment=config.name)
+        # The experiment's own clock also has the time of a process that was killed in this round.
         took = max(time.monotonic() - started, result.seconds - before)
         return self._read(plan, config, result, seconds=round(took, 3))
 
@@ -130,8 +131,10 @@ class Experiments:
             update["baseline_arm"] = incumbent
         tags = [TAG, f"{TAG}:{base.name}", FINAL if is_final else plan.proposal.operator]
         update |= {"hypothesis": hypothesis, "tags": list(dict.fromkeys([*metadata.tags, *tags]))}
+        # What a round scores decides what is kept, so test benchmarks are left to the final experiment.
         if not is_final and not metadata.allow_test_selection:
             update["benchmark"] = [entry for entry in metadata.benchmark if entry.role != "test"]
+        # At least a little: a budget of 0 is no legal config, and what is spent ends the research before a round.
         limits = {key: max(1, int(left)) if key in ("steps", "tokens") else max(left, 1e-9)
                   for key, left in plan.limits.items()}  # fmt: skip
         return self._with_runs(
@@ -174,6 +177,7 @@ class Experiments:
                     at_rung[arm] = _mean_at(plan.until, metric.name, _runs_of(result, arm, config.n_repeats), journal)
         runs = _runs_of(result, candidate, config.n_repeats)
         found = Measurement(status="completed", experiment=config.name, cost=cost, conclusion=result.conclusion.text)
+        # Before failures: a run that was stopped says nothing about its recipe.
         stopped = next((run for run in result.runs if run.status == "cancelled"), None)
         if stopped is not None:
             return replace(found, status="stopped", why=stopped.error or "interrupted")

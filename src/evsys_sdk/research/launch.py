@@ -31,7 +31,7 @@ from evsys_sdk.eval.benchmark import BenchmarkLoader
 from evsys_sdk.experiment.identity import SHOWN, Facts, differences, identity_facts
 from evsys_sdk.experiment.outcome import made
 from evsys_sdk.files import to_json
-from evsys_sdk.format import count, shown
+from evsys_sdk.format import count, interval_text, shown
 from evsys_sdk.history.compare import is_share_of_tasks
 from evsys_sdk.history.context import context_text
 from evsys_sdk.history.history import History, read_history
@@ -44,7 +44,6 @@ from evsys_sdk.research.laboratory import FINAL, TAG, Experiments
 from evsys_sdk.research.proposers.command import CommandProposer, ProjectCopy
 from evsys_sdk.research.shares import CAP, EVOLVE, Seat
 from evsys_sdk.research.space import Space
-from evsys_sdk.research.state import Trial
 from evsys_sdk.run.plan import ExtensionFactory
 from evsys_sdk.run.stop import StopFlag, stop_on_signals
 from evsys_sdk.score_names import is_test_score, metric_of, parse_key
@@ -72,7 +71,7 @@ class ResearchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResearchReport:
-    """What a research came to, for people and as JSON."""
+    """The result of the research, for people and as JSON."""
 
     name: str
     folder: Path
@@ -200,7 +199,7 @@ def research_problems(config: ExperimentConfig, spec: ResearchSpec, benchmarks: 
         return
     wrong = why_no_score(config, success.name)
     if wrong is not None:
-        return  # told by the check of the metric itself
+        return  # reported by the check of the metric itself
     keys = keys_of(config, success.name)
     if keys and all(map(is_test_score, keys)) and not config.metadata.allow_test_selection:
         message = "is scored on a test benchmark only, and test scores keep nothing; label an entry `split: val`"
@@ -257,6 +256,7 @@ def _metric_name(config: ExperimentConfig) -> str:
 
 def _rung_problems(config: ExperimentConfig, first: int, keys: Sequence[str]) -> Iterator[Problem]:
     for index, entry in enumerate(config.metadata.benchmark):
+        # Without `run_every` an entry is scored after training alone, which is later than any rung.
         if any(key in keys for key in entry.score_keys) and (entry.run_every or first + 1) > first:
             message = f"rungs need its score at step {first}: set run_every to {first} or less"
             yield Problem(path=f"metadata.benchmark[{index}].run_every", value=entry.run_every, message=message)
@@ -312,22 +312,25 @@ def _lines(report: ResearchReport) -> Iterator[str]:
     result, metric = report.result, report.metric
     launched = [trial for trial in result.state.launched if trial.number]
     words = [trial.decision or trial.status for trial in launched]
-    told = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    outcomes = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     yield f"{report.name}: ended by {result.reason}: {result.why}"
-    yield f"{count(len(launched), 'candidate')} measured: {told or 'none'}"
+    yield f"{count(len(launched), 'candidate')} measured: {outcomes or 'none'}"
     for trial in result.state.trials:
         if trial.decision in ("first", "kept") and trial.score is not None:
-            yield _ladder_line(trial, metric)
+            changes = ", ".join(f"{path}: {value}" for path, value in trial.proposal.changes.items())
+            made = changes or "the config's own run"
+            yield f"  {trial.decision:<5} trial {trial.number}: {metric} {shown(trial.score)} (selected), {made}"
     final = result.final
     if final is None or final.candidate is None:
         yield "No final score: " + (final.why if final else "the same command resumes the research")
         return
     one = final.candidate
-    interval = "" if one.low is None or one.high is None else f" (95 % CI {shown(one.low)} to {shown(one.high)})"
+    # Said beside the result: the best of many validation scores is too high by chance.
     looks = sum(trial.score is not None for trial in result.state.trials)
     seeds = count(one.n_seeds, "fresh seed")
-    told = count(looks, "recipe")
-    yield f"Result: {metric} {shown(one.mean)}{interval} on {seeds}, chosen from {told} by validation scores"
+    recipes = count(looks, "recipe")
+    score = interval_text(one.mean, one.low, one.high)
+    yield f"Result: {metric} {score} on {seeds}, chosen from {recipes} by validation scores"
     compared = final.comparison
     if compared is not None and compared.difference is not None:
         low, high = compared.low, compared.high
@@ -336,9 +339,3 @@ def _lines(report: ResearchReport) -> Iterator[str]:
             ends = f" (95 % CI {shown(low, signed=True)} to {shown(high, signed=True)})"
         yield f"  {shown(compared.difference, signed=True)}{ends} to the config's own run: {compared.verdict}"
     yield f"next: evsys show {final.experiment}, evsys context --tag {TAG}:{report.name}"
-
-
-def _ladder_line(trial: Trial, metric: str) -> str:
-    assert trial.score is not None
-    changes = ", ".join(f"{path}: {value}" for path, value in trial.proposal.changes.items()) or "the config's own run"
-    return f"  {trial.decision:<5} trial {trial.number}: {metric} {shown(trial.score)} (selected), {changes}"

@@ -105,7 +105,11 @@ def parts_of(recipe: JsonObject, spec: ResearchSpec, check: Callable[[JsonObject
         _refuse(problems)
         sources = [f"{place}.{key}" for place, _ in data_blocks(run) for key in SOURCE]
         return Parts(
-            settings=tuple(_backend_settings(run)),
+            # Of a backend, what its schema calls tunable is research; the rest is the machine.
+            settings=tuple(
+                replace(setting, path=f"backend.params.{setting.path}", when={})
+                for setting in settings_of_schema(registry.backends.schema(run.backend.kind))
+            ),
             kinds={place: _kinds_at(place, block, recipe, check) for place, block in places},
             lists={f"{place}.transforms": _items(place, recipe, check) for place, _ in data_blocks(run)
                    if not place.startswith("eval.")},
@@ -267,9 +271,3 @@ def _items(place: str, recipe: JsonObject, check: Callable[[JsonObject], list[Pr
                 kind=kind, params=params, settings=settings_of_schema(registry.transforms.schema(kind))
             )
     return found
-
-
-def _backend_settings(run: RunConfig) -> Iterator[Setting]:
-    """What of a backend is research, and not machine."""
-    for setting in settings_of_schema(registry.backends.schema(run.backend.kind)):
-        yield replace(setting, path=f"backend.params.{setting.path}", when={})

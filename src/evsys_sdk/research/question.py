@@ -16,13 +16,13 @@ from pydantic import Field, ValidationError
 from evsys_sdk.config.base import JsonDict, Name, Strict
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import EvsysError, shorten
-from evsys_sdk.format import shown
+from evsys_sdk.format import interval_text, shown
 from evsys_sdk.research.settings import Setting
 from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import ResearchState, Trial, apply_changes
 
 PAST = 30
-"""Decisions that are told, the newest."""
+"""How many decisions are listed, the newest."""
 LONGEST_WHY = 160
 FORM = '{"changes": {"<dotted setting>": <new value>}, "claim": "<one sentence>", "confidence": <0 to 1>}'
 
@@ -41,10 +41,12 @@ def question_text(state: ResearchState, space: Space | None, rng: random.Random)
     incumbent = state.incumbent
     assert incumbent is not None  # no one is asked before trial 0 has a score
     better = "higher" if state.direction == "max" else "lower"
+    score = "no score"
+    if incumbent.score is not None:
+        score = f"score {interval_text(incumbent.score, incumbent.low, incumbent.high)}"
     parts = [
         f"You improve a training recipe. It is measured by {state.metric}; {better} is better.",
-        f"## The best recipe so far (trial {incumbent.number}, {_score(incumbent)})\n"
-        + json.dumps(incumbent.recipe, indent=1),
+        f"## The best recipe so far (trial {incumbent.number}, {score})\n" + json.dumps(incumbent.recipe, indent=1),
     ]
     if space is not None:
         lines = [f"- {path}: {_bounds(one)}" for path, one in space.tunables(incumbent.recipe).items()]
@@ -63,11 +65,6 @@ def question_text(state: ResearchState, space: Space | None, rng: random.Random)
     if example:
         parts.append(f"For instance:\n{json.dumps(example)}")
     return "\n\n".join(parts) + "\n"
-
-
-def _score(trial: Trial) -> str:
-    ends = "" if trial.low is None or trial.high is None else f", 95 % CI {shown(trial.low)} to {shown(trial.high)}"
-    return "no score" if trial.score is None else f"score {shown(trial.score)}{ends}"
 
 
 def _bounds(setting: Setting) -> str:
@@ -102,8 +99,8 @@ def read_answer(text: str, recipe: JsonObject, space: Space | None) -> ProposedC
     try:
         proposed = ProposedChange.model_validate(found[-1])
     except ValidationError as exc:
-        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in exc.errors())
-        raise EvsysError(f"the answer is not of the form {FORM}: {told}") from None
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in exc.errors())
+        raise EvsysError(f"the answer is not of the form {FORM}: {wrong}") from None
     changed = apply_changes(recipe, proposed.changes)
     problems = space.check(changed) if space is not None else []
     if problems:

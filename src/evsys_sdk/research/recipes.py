@@ -61,11 +61,8 @@ def _note_changes(old: object, new: object, place: tuple[str | int, ...], change
 
 def _kinds_of(items: list[object]) -> list[object] | None:
     """The kinds of a list of `{kind, params}`; None for any other list."""
-    return [item.get("kind") for item in items if isinstance(item, dict)] if _all_blocks(items) else None
-
-
-def _all_blocks(items: list[object]) -> bool:
-    return all(isinstance(item, dict) and "kind" in item for item in items)
+    kinds = [item["kind"] for item in items if isinstance(item, dict) and "kind" in item]
+    return kinds if len(kinds) == len(items) else None
 
 
 def copy_json(value: object) -> object:

@@ -19,7 +19,7 @@ from evsys_sdk.data_types import JsonObject
 from evsys_sdk.explain import split_path
 
 DIGITS = 3
-"""Significant ones of a proposed number: nobody needs a learning rate of 0.00031415926."""
+"""Significant digits of a proposed number: a learning rate of 0.00031415926 says no more than 0.00031."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +80,21 @@ def settings_of_schema(schema: JsonDict) -> tuple[Setting, ...]:
     """The tunable settings of a kind's schema."""
     properties = schema.get("properties", {})
     defaults = {name: about.get("default") for name, about in properties.items()}
-    found = [_setting_of_field(name, about, defaults) for name, about in properties.items() if "tunable" in about]
-    return tuple(setting for setting in found if setting is not None)
-
-
-def _setting_of_field(name: str, about: JsonDict, defaults: JsonDict) -> Setting | None:
-    hint, default = about["tunable"], defaults[name]
-    when = {path: (needed, defaults.get(path)) for path, needed in hint.get("when", {}).items()}
-    types, values = _types_and_values(about)
-    if "low" in hint:
-        low, high, log = float(hint["low"]), float(hint["high"]), bool(hint["log"])
-        return Setting(path=name, low=low, high=high, log=log, whole="number" not in types, default=default, when=when)
-    return Setting(path=name, values=tuple(values), default=default, when=when) if len(values) > 1 else None
+    found = []
+    for name, about in properties.items():
+        if "tunable" not in about:
+            continue
+        hint, default = about["tunable"], defaults[name]
+        when = {path: (needed, defaults.get(path)) for path, needed in hint.get("when", {}).items()}
+        types, values = _types_and_values(about)
+        if "low" in hint:
+            low, high, log = float(hint["low"]), float(hint["high"]), bool(hint["log"])
+            # An integer's schema has no "number" among its types; its values are rounded when drawn.
+            whole = "number" not in types
+            found.append(Setting(path=name, low=low, high=high, log=log, whole=whole, default=default, when=when))
+        elif len(values) > 1:  # a setting of one value cannot change
+            found.append(Setting(path=name, values=tuple(values), default=default, when=when))
+    return tuple(found)
 
 
 def _types_and_values(about: JsonDict) -> tuple[set[str], list[object]]:

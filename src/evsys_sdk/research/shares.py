@@ -29,7 +29,7 @@ class Seat:
     """A proposer and its share."""
 
     name: str
-    """Its kind; of the second of a kind, `llm-2`."""
+    """The proposer's kind; of the second of a kind, `llm-2`."""
     proposer: Proposer
     cap: float = 1.0
     """At most this part of the launched trials, while another proposer has something to propose."""

@@ -207,13 +207,9 @@ def point_distance(one: Point, other: Point) -> float:
     """The largest difference of two points in any dimension."""
     if one.keys() != other.keys():
         return 1.0
-    return max((_difference(one[name], other[name]) for name in one), default=0.0)
-
-
-def _difference(one: float | str, other: float | str) -> float:
-    if isinstance(one, str) or isinstance(other, str):
-        return float(one != other)
-    return abs(one - other)
+    pairs = [(value, other[name]) for name, value in one.items()]
+    # Words, such as a kind, have no order: they are the same or wholly different.
+    return max((float(a != b) if isinstance(a, str) or isinstance(b, str) else abs(a - b) for a, b in pairs), default=0)
 
 
 @lru_cache(maxsize=10_000)  # asked of the same few paths for each of thousands of children

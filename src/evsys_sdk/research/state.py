@@ -232,7 +232,7 @@ class Laboratory(Protocol):
         ...
 
     def measure(self, plan: RoundPlan) -> Measurement:
-        """Run it. The same plan after a kill resumes what was interrupted and comes to the same measurement."""
+        """Run it. The same plan after a kill resumes what was interrupted and gives the same measurement."""
         ...
 
 

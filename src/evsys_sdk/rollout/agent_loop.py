@@ -91,12 +91,12 @@ class _Try:
             raise
         except FOREIGN as exc:
             return self._note(exc)
-        await self._tell("start")
+        await self._emit("start")
         try:
             await self._phases(agent)
         except asyncio.CancelledError as exc:
             self._note(exc)
-            await self._tell("cancel")
+            await self._emit("cancel")
             # From outside: the rollout ends. An agent that raised CancelledError itself has a result, `cancelled`.
             if is_being_cancelled():
                 raise
@@ -105,7 +105,7 @@ class _Try:
         except FOREIGN as exc:
             self._note(exc)
         finally:
-            await self._tell("end")
+            await self._emit("end")
 
     def _agent(self, logs_dir: Path) -> BaseAgent:
         made, policy = self.job.agent, self.job.policy
@@ -116,7 +116,7 @@ class _Try:
     async def _phases(self, agent: BaseAgent) -> None:
         limits = self.job.settings.limits.of(self.job.task)
         self.phase = "environment"
-        await self._tell("environment-start")
+        await self._emit("environment-start")
         self.phase = "setup"
         await _within(
             agent.setup(environment=no_environment()), limits.setup_seconds, AgentSetupTimeoutError, "Agent setup"
@@ -131,17 +131,17 @@ class _Try:
             if all(getattr(self.context, name) is None for name in type(self.context).model_fields):
                 agent.populate_context_post_run(self.context)
         self.phase = "verifier"
-        await self._tell("verification-start")
+        await self._emit("verification-start")
         self.verdict = await _within(self._grade(), limits.verifier_seconds, VerifierTimeoutError, "Verifier execution")
 
     async def _act(self, agent: BaseAgent, seconds: float) -> None:
-        await self._tell("agent-start")
+        await self._emit("agent-start")
         policy, asked = self.job.policy, content_text(self.job.task.instruction)
         try:
             work = agent.run(instruction=asked, environment=no_environment(), context=self.context)
             await _within(work, seconds, AgentTimeoutError, "Agent execution")
         finally:
-            await self._tell("agent-end")
+            await self._emit("agent-end")
             if policy.failure is not None and not is_being_cancelled():  # whatever the agent made of it
                 raise BackendUnavailable(policy.failure)
 
@@ -167,8 +167,8 @@ class _Try:
             metadata={"lane": "in_process", **usage_of(self.context), **about},
         )
 
-    async def _tell(self, event: str) -> None:
-        await self.job.tell(event, self.attempt)
+    async def _emit(self, event: str) -> None:
+        await self.job.emit(event, self.attempt)
 
 
 async def _within[T](work: Coroutine[object, None, T], seconds: float, error: type[Exception], what: str) -> T:

@@ -28,7 +28,7 @@ from evsys_sdk.registry import agents as registry
 from evsys_sdk.registry import check_params, config_model, unknown_params
 from evsys_sdk.rollout.chat import tool_at
 
-# The one door to the harbor package.
+# The only import of the harbor package.
 #
 # In: nothing. Out: harbor, or the command that installs it. Two settings must be there before its first import: they
 # are made when this module is loaded, which the folder's `__init__` sees to before any other module of it.

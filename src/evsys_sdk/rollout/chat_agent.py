@@ -40,7 +40,7 @@ class PolicyAgent(BaseAgent):
         """Nothing to install."""
 
     def populate_context_post_run(self, context: AgentContext) -> None:
-        tell(self.policy, context)
+        fill_context(self.policy, context)
 
 
 class ChatAgent(PolicyAgent):
@@ -69,7 +69,7 @@ class ChatAgent(PolicyAgent):
                 history.add(turn, *answers)
                 observation = "\n".join(str(answer["content"]) for answer in answers)
         finally:
-            tell(self.policy, context)
+            fill_context(self.policy, context)
         await self._leave_answer(environment)
 
     def _messages(self, instruction: str) -> Messages:
@@ -89,7 +89,7 @@ class ChatAgent(PolicyAgent):
         await environment.upload_file(file, str(self.environment_logs_dir / ANSWER_FILE))
 
 
-def tell(policy: Policy, context: AgentContext) -> None:
+def fill_context(policy: Policy, context: AgentContext) -> None:
     """Put what the policy wrote down where harbor looks for it."""
     turns = policy.turns
     if not turns:

@@ -82,7 +82,7 @@ class HarborRolloutEngine:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def limited(self, *, concurrency: int | None = None, max_attempts: int | None = None) -> HarborRolloutEngine:
-        """The same engine with so many places for itself, or so many tries; itself where neither is given."""
+        """An engine with so many rollouts at once, or so many tries; this one where neither is given."""
         if concurrency is None and max_attempts is None:
             return self
         own = copy.copy(self)

@@ -142,7 +142,7 @@ class _Work:
             self.own_timeout = own_timeout(failing.__cause__) if self.agent_failed and failing else None
         if event.event is TrialEvent.VERIFICATION_START:
             self.answer = self._answer(event.result)
-        await self.job.tell(event.event.value, self.attempt)
+        await self.job.emit(event.event.value, self.attempt)
         lost = event.event is TrialEvent.AGENT_END and self.job.policy.failure is not None
         if lost and not is_being_cancelled():
             self.agent_failed = True

@@ -194,7 +194,7 @@ class Policy:
 
     async def complete_tokens(self, prompt: list[int], *, observation: str | None = None, **changes: object) -> Turn:
         """What the model writes after exactly these tokens. `observation`: the text of what is new in them; without it,
-        the tokens behind the turn before, where the prompt goes on from it."""
+        the tokens behind the turn before, where the prompt continues from it."""
         if observation is None:
             observation = self._observation_in(prompt)
         sequence = await self._sequence(prompt, changes)

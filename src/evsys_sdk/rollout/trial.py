@@ -158,7 +158,7 @@ class TrialJob:
     patience: SampleRetryPolicy
     settings: TrialSettings = field(default_factory=TrialSettings)
 
-    async def tell(self, event: str, attempt: int) -> None:
+    async def emit(self, event: str, attempt: int) -> None:
         if self.settings.on_event is not None:
             what = RolloutEvent(event=event, task_id=self.task.task_id, sample=self.sample, attempt=attempt)
             await self.settings.on_event(what)
@@ -217,7 +217,7 @@ def own_timeout(error: BaseException | None) -> str | None:
     modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
     if all(module.startswith(_AROUND_THE_WORK) for module in modules):
         return None
-    return f"it raised a {type(error).__name__} of its own: {error}".rstrip(": ")
+    return f"it raised {type(error).__name__}: {error}".rstrip(": ")
 
 
 def is_being_cancelled() -> bool:

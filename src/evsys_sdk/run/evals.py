@@ -78,7 +78,7 @@ class RunEvals:
     """Answers in the place of the weights, where the algorithm searches a prompt for a hosted model."""
     engines: dict[str, RolloutEngine] = field(default_factory=dict)
     renderers: dict[str, ChatRenderer] = field(default_factory=dict)
-    """By the entries that configure one of their own."""
+    """By the entries that configure one."""
 
     @classmethod
     def create(cls, attempt: RunAttempt) -> RunEvals:

@@ -247,7 +247,7 @@ class LoopHooks:
         self.callbacks.on_eval(self.ctx, result)
 
     def checkpoint(self, step: int, path: str, *, planned: bool = True) -> None:
-        """Weights are on disk. Callbacks hear of it after their step, which may be told only now that nothing can be
+        """Weights are on disk. Callbacks get the event after their step, which may be sent only now that nothing can be
         lost; of a checkpoint that is only there to resume from they do not hear, as it will be deleted."""
         self._announce_saved()
         self.saved_step = self.first_step + step

@@ -34,7 +34,7 @@ class EndpointFront:
 
 @asynccontextmanager
 async def http_front(context_length: int | None = None) -> AsyncIterator[EndpointFront]:
-    """For `LaneSettings(http_front=http_front)`. Where the context's length is known, a chat that outgrew it is told so
+    """For `LaneSettings(http_front=http_front)`. Where the context's length is known, a chat that outgrew it gets that
     as OpenAI does, which harnesses know how to handle."""
     async with running(Endpoint({})) as found:
         yield EndpointFront(found, context_length)

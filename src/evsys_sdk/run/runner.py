@@ -227,7 +227,7 @@ def _broken_off(attempt: RunAttempt, exc: BaseException) -> RunResult:
     if isinstance(exc, Cancelled):
         reason = exc.reason
     elif plan.stop.interrupted or isinstance(exc, KeyboardInterrupt | Interrupted):
-        # A library that is interrupted raises an error of its own.
+        # An interrupted library raises an error of its kind.
         reason, exc = "user", exc if isinstance(exc, KeyboardInterrupt) else Interrupted()
     if reason == "error":
         attempt.record.traceback = "".join(traceback.format_exception(exc))

@@ -66,7 +66,7 @@ def seconds_before(line: RunJournal, written: float | None) -> float:
 
 
 def launched_at(line: RunJournal) -> float | None:
-    """When the first process of an experiment began, as which it has been going on since."""
+    """When the first process of an experiment began, and since when it has been live."""
     return next((float(process["began"]) for process in _processes(line)), None)
 
 

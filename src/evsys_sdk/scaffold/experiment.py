@@ -94,6 +94,7 @@ def origin_at(path: Path) -> ConfigOrigin:
     """The config at `path`, a YAML file or a folder with `config.yaml`."""
     file = path / CONFIG if path.is_dir() else path
     name = load_yaml(file).name
+    # utf-8-sig: a byte order mark would become part of the first key.
     return ConfigOrigin(name=name, text=file.read_text(encoding="utf-8-sig"), folder=file.resolve().parent)
 
 
@@ -133,6 +134,7 @@ def derive_config(origin: ConfigOrigin, name: str) -> str:
         raise EvsysError(f"the config of {origin.name} has no name, so it cannot be copied")
     text = set_key(origin.text, ("name",), name)
     folder = data.get("output_dir")
+    # An output folder that does not name the experiment is shared on purpose, and stays.
     if isinstance(folder, str) and data["name"] in folder:
         text = set_key(text, ("output_dir",), folder.replace(data["name"], name))
     return set_key(text, ("parent_experiment_id",), data["name"])

@@ -52,7 +52,7 @@ def init_project(folder: Path, *, date: datetime.date) -> ScaffoldedProject:
     for path, text in template_texts("experiment", {"experiment": experiment}):
         texts[f"experiments/{experiment}/{path}"] = text
     _refuse_files_as_folders(root, texts)
-    kept = [path for path in texts if os.path.lexists(root / path)]  # a dangling link is somebody's file, too
+    kept = [path for path in texts if os.path.lexists(root / path)]  # a dangling link is a user's file, too
     notes = []
     if REGISTERING in kept and not _imports_the_extensions(root / REGISTERING):
         notes.append(

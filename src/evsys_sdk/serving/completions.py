@@ -22,7 +22,7 @@ Likeliest = list[list[tuple[int, float]] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCompletion:
-    """How one prompt went on."""
+    """How the model continued one prompt."""
 
     prompt: list[int]
     sequence: SampledSequence

@@ -35,7 +35,7 @@ from evsys_sdk.training_api import ModelInput, SampledSequence, SampleOutput, Sa
 # What each session made the model read and write, token by token.
 #
 # In: turns as the endpoint samples them, under the session key that the caller sent. Out: `take(session)`, the turns
-# to train on. A failure of the sampler is kept too: the harness may swallow it and go on, and what it then does says
+# to train on. A failure of the sampler is kept too: the harness may swallow it and continue, and what it then does says
 # nothing about the model.
 
 
@@ -88,7 +88,7 @@ IN_FLIGHT = 1024
 WORKERS = 4
 """Threads that read requests and write answers."""
 LARGE_BYTES, LARGE_WORKERS = 2**16, 2
-"""Longer requests, which take seconds to tokenise, are read by threads of their own: a few of them must not keep short
+"""Longer requests, which take seconds to tokenise, are read by separate threads: a few of them must not keep short
 ones waiting."""
 GRAMMAR_WORKERS = 8
 """Threads that wait for grammars to be compiled, each in a process: a small one does not queue behind a few large."""
@@ -214,7 +214,7 @@ class Endpoint:
         room = self._room(model, prompt, body.wanted_tokens or self._default_max_tokens, "messages")
         sampling = body.sampling(room, grammar)
         # `_place` is the outer one: a 429 is no failure of the sampler, and the session must not remember it.
-        with self._place(), self._told_of_failure(session):
+        with self._place(), self._failures_answered(session):
             output = await self._sampler(model).sample(ModelInput.from_ints(prompt), body.n or 1, sampling)
             _check(output.sequences, body.n or 1)
         reply, answer = await self._in_worker(self._write_chat, model, body, prompt, output.sequences)
@@ -301,7 +301,7 @@ class Endpoint:
             self._under_way -= 1
 
     @contextmanager
-    def _told_of_failure(self, session: str | None) -> Iterator[None]:
+    def _failures_answered(self, session: str | None) -> Iterator[None]:
         """A sampler that breaks is a 5xx, and the session remembers it: it is no doing of the model. What the sampler
         refuses is the caller's: a grammar that is too much for its parser, for instance."""
         try:
@@ -328,7 +328,7 @@ class Endpoint:
         session = session or request.headers.get("x-session-id") or body.session_id
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         rooms, sampler = [self._room(model, prompt, wanted, "prompt") for prompt in prompts], self._sampler(model)
-        with self._place(), self._told_of_failure(session):
+        with self._place(), self._failures_answered(session):
             found = await asyncio.gather(
                 *(complete(sampler, body, prompt, room) for prompt, room in zip(prompts, rooms, strict=True))
             )

@@ -32,7 +32,7 @@ def event_stream(events: Iterable[Mapping[str, object]]) -> HttpResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One completion, ready to be told."""
+    """One completion, ready to be sent."""
 
     sequence: SampledSequence
     content: str

@@ -336,7 +336,7 @@ def grammar_of(request: ChatRequest) -> str | None:
 @lru_cache(maxsize=256)
 def _find_problem(grammar: str) -> str | None:
     """Why no completion can follow the grammar. A few bytes can keep the compiler busy for minutes (`multipleOf:
-    999983`, 5,000 optional properties), so it is tried in a process of its own first."""
+    999983`, 5,000 optional properties), so it is tried in a separate process first."""
     worker = [sys.executable, "-I", str(Path(__file__).with_name("grammar_worker.py")), str(GRAMMAR_CPU_SECONDS)]
     try:
         done = subprocess.run(worker, input=grammar.encode(), capture_output=True, timeout=GRAMMAR_SECONDS)

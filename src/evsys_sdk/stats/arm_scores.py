@@ -102,7 +102,7 @@ def table_of(scores: ArmScores) -> ArmTable:
 
 
 def fixed_table(name: str, values: Values) -> ArmTable:
-    """The same for one model that was not trained."""
+    """The scores of a model that was not trained: one row, without seeds."""
     return _table(name, [values], _tasks_present(values), fixed=True)
 
 

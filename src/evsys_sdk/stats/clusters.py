@@ -98,7 +98,7 @@ def _without_last_number(task_id: str) -> str:
 def _before_number(task_id: str) -> str:
     """`mail` of `mail-01-easy` and of `07_mail`: the words before the first number, or after it where there are none.
 
-    A number is a part of its own: letters and digits in one part, as in a hash, say nothing."""
+    A number is a separate part: letters and digits in one part, as in a hash, say nothing."""
     parts = SEPARATOR.split(task_id)
     first = next((index for index, part in enumerate(parts) if part.isdigit()), None)
     return task_id if first is None else " ".join(parts[:first] or parts[first + 1 :]) or task_id

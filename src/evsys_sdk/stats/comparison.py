@@ -58,7 +58,7 @@ class SeedSpread:
     scatter: float
     """Variance of the runs' means."""
     noise: float
-    """What that variance would be if the seed had no effect of its own."""
+    """What that variance would be if the seed had no effect."""
     degrees: float
     noise_degrees: float = math.inf
 
@@ -84,7 +84,7 @@ def seed_spread(values: Array) -> SeedSpread | None:
 
 
 def chance_of(spread: SeedSpread) -> float:
-    """That seeds without an effect of their own scatter as much as these (the F test of a two-way analysis)."""
+    """That seeds without any effect scatter as much as these (the F test of a two-way analysis)."""
     from scipy.special import fdtrc  # late: scipy costs 50 ms
 
     if spread.noise <= 0:
@@ -235,7 +235,7 @@ def worth_in_answers(values: Array, estimate: Estimate, level: float = LEVEL) ->
     # (Laplace's rule), as p (1 - p) would be 0 and the arm worth no answer at all.
     share = min(max(estimate.value, 1 / (n + 2)), 1 - 1 / (n + 2))
     worth = share * (1 - share) / estimate.variance if estimate.variance > 0 else float(n)
-    if _tell_apart(values.mean(axis=0)) < FEW:
+    if _count_differing(values.mean(axis=0)) < FEW:
         return min(worth, n)
     # Wilson's interval is drawn with the normal quantile: fewer answers make up for a variance that is known from few
     # tasks or seeds.
@@ -293,7 +293,7 @@ def _estimate(
     )
 
 
-def _tell_apart(per_task: Array) -> int:
+def _count_differing(per_task: Array) -> int:
     """How many tasks differ from what most of them say."""
     import numpy as np
 

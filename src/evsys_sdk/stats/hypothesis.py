@@ -104,7 +104,7 @@ def judge_hypothesis(hypothesis: Hypothesis, verdict: Verdict) -> HypothesisResu
 
 
 def not_judged(hypothesis: Hypothesis, metric: str, why: str) -> HypothesisResult:
-    """Of an experiment that came to no verdict."""
+    """Of an experiment without a verdict."""
     prediction = hypothesis.prediction
     prediction = _with_direction(prediction, better_direction(prediction.metric or metric))
     return HypothesisResult(

@@ -127,7 +127,7 @@ class Estimate:
     centre: float
     """Middle of the interval; differs from `value` where that is the better interval (Bonett and Price)."""
     task_variance: float = 0.0
-    """Of the mean, as the scatter over tasks has it; with seeds that have no effect of their own, this is all."""
+    """Of the mean, as the scatter over tasks has it; with seeds that have no effect, this is all."""
     task_degrees: float = math.inf
     seeds: tuple[SeedVariance, ...] = ()
     """At most two, independent of each other. Empty when no arm has several seeds: then only the tasks are a sample."""

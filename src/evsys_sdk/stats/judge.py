@@ -8,7 +8,7 @@ called best only for having the highest mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -98,11 +98,7 @@ def judge_arms(
     _refuse_unknown([scores.arm for scores in arms], mode, baseline_arm)
     baseline = baseline_arm or (None if searched else arms[0].arm)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
-    # Arm -> the model that it starts from, where that was scored; arms that share it have one table.
-    given = starts or (dict.fromkeys(tables, untrained) if untrained else {})
-    # By identity: arms that start from one model are given the very same mapping.
-    models = {id(values): fixed_table(UNTRAINED, values) for values in given.values()}
-    before = {arm: models[id(given[arm])] for arm in tables if arm in given and models[id(given[arm])].tasks}
+    before = _start_tables(tables, starts or (dict.fromkeys(tables, untrained) if untrained else {}))
     distinct = {id(table): table for table in before.values()}.values()
     all_tables = {**{f"{UNTRAINED} {number}": table for number, table in enumerate(distinct)}, **tables}
     compared = tables.get(baseline) if baseline else None
@@ -168,6 +164,14 @@ def judge_arms(
     return replace(verdict, notes=_notes(verdict, tables, rules, clustered_by))
 
 
+def _start_tables(arms: Iterable[str], starts: Mapping[str, Values]) -> dict[str, ArmTable]:
+    """Arm -> the scores of the model it starts from, where that has any; arms that start from one model share a table.
+
+    One model is one object in `starts`: equal scores alone may be those of two models."""
+    models = {id(values): fixed_table(UNTRAINED, values) for values in starts.values()}
+    return {arm: models[id(starts[arm])] for arm in arms if arm in starts and models[id(starts[arm])].tasks}
+
+
 def _refuse_unknown(names: Sequence[str], mode: str, baseline_arm: str | None) -> None:
     if mode not in get_args(Mode):
         raise EvsysError(f"mode: {not_known(mode, 'mode', get_args(Mode))}")
@@ -215,7 +219,7 @@ def _compare(pairs: Sequence[tuple[ArmTable, ArmTable]], rules: Rules) -> list[C
     judged = []
     for comparison, p, q in zip(made, different, alike, strict=True):
         word: Word = "equivalent" if q is not None and q < rules.alpha else "undecided"
-        # A proven difference is told even where it is also proven to be small: the interval shows both.
+        # A proven difference is reported even where it is also proven to be small: the interval shows both.
         if p is not None and p < rules.alpha and comparison.difference:
             word = "better" if comparison.difference * rules.sign > 0 else "worse"
         judged.append(replace(comparison, p_holm=p, p_equivalent=q, verdict=word))

@@ -71,7 +71,7 @@ def expected_estimate(found: Estimate, tasks: int, times: float) -> Estimate:
     """The estimate to expect with other numbers of tasks and seeds than its own."""
     over_tasks = found.n_tasks / tasks
     share = over_tasks / times
-    # What seeds do of their own averages out over seeds alone; the noise of single values over tasks and seeds both.
+    # The effect of seeds averages out over seeds alone; the noise of single values over tasks and seeds both.
     seeds = tuple(
         SeedVariance(
             scatter=max(part.scatter - part.noise, 0.0) / times + part.noise * share,

@@ -158,7 +158,7 @@ UNEVEN, UNLIKE_OTHERS = 0.001, 0.01
 ones: an arm that is left out wrongly hides a part of the selection bias."""
 
 
-def picked_score(arms: Sequence[Array], *, mode: Literal["max", "min"] = "max", seed: int = 0) -> float | None:
+def selected_score(arms: Sequence[Array], *, mode: Literal["max", "min"] = "max", seed: int = 0) -> float | None:
     """The mean score of the arm that would be picked, on tasks and seeds it was not picked by.
 
     Many times over, the best arm is picked on two thirds of the tasks and scored on the rest; where an arm has several
@@ -175,14 +175,14 @@ def picked_score(arms: Sequence[Array], *, mode: Literal["max", "min"] = "max", 
     chance = np.random.default_rng(seed)
     scoring = _parts(tasks, chance)
     sign = 1.0 if mode == "max" else -1.0
-    luck = _luck_of_a_seed(arms)
+    deviation = _seed_deviation(arms)
     uneven = _uneven(arms, spared=int(np.argmax([values.mean() * sign for values in arms])))
     arms = [values for index, values in enumerate(arms) if index not in uneven]
     runs = np.concatenate(arms).T * sign
     by_run = np.split(_weights(~scoring) @ runs, _ends(arms), axis=1)
     held_out = np.split(_weights(scoring) @ runs, _ends(arms), axis=1)
     means = np.array([[values.mean() * sign] for values in arms])
-    sides = [_over_seeds(*given, luck, chance) for given in zip(by_run, held_out, strict=True)]
+    sides = [_over_seeds(*given, deviation, chance) for given in zip(by_run, held_out, strict=True)]
     seen, unseen = np.stack([side[0] for side in sides]), np.stack([side[1] for side in sides])
     # Over all possible splits an arm's unseen scores average to its mean; made so for those that were drawn.
     unseen += means - unseen.mean(axis=1, keepdims=True)
@@ -242,13 +242,13 @@ def _uneven(arms: Sequence[Array], *, spared: int) -> set[int]:
     return found
 
 
-def _luck_of_a_seed(arms: Sequence[Array]) -> float:
+def _seed_deviation(arms: Sequence[Array]) -> float:
     """Standard deviation of what a seed does to a run, as the arms with several seeds tell; 0 where none has."""
     pooled = pooled_spread(seed_spread(values) for values in arms)
     return math.sqrt(max(0.0, pooled.scatter - pooled.noise)) if pooled else 0.0
 
 
-def _over_seeds(seen: Array, unseen: Array, luck: float, chance: np.random.Generator) -> tuple[Array, Array]:
+def _over_seeds(seen: Array, unseen: Array, deviation: float, chance: np.random.Generator) -> tuple[Array, Array]:
     """The means of an arm's runs in every split: of the seeds that pick, and of the seeds that score.
 
     A lone seed among arms with several cannot be split. Noise as large as a seed's luck is added where it picks and
@@ -258,11 +258,11 @@ def _over_seeds(seen: Array, unseen: Array, luck: float, chance: np.random.Gener
     from scipy.special import ndtri
 
     splits, seeds = seen.shape
-    if seeds == 1 and luck > 0.0:
+    if seeds == 1 and deviation > 0.0:
         # Quantiles in random order instead of random draws: they sum to 0, so the noise shifts no mean over the splits.
-        noise = luck * ndtri((chance.permutation(splits) + 0.5) / splits)
-        # The factors multiply to 1: the noise's covariance, -luck ** 2, cancels the +luck ** 2 of the seed that both
-        # share.
+        noise = deviation * ndtri((chance.permutation(splits) + 0.5) / splits)
+        # The factors multiply to 1: the noise's covariance, -deviation ** 2, cancels the +deviation ** 2 of the seed
+        # that both share.
         return seen[:, 0] + FISSION * noise, unseen[:, 0] - noise / FISSION
     if seeds == 1:
         return seen.mean(axis=1), unseen.mean(axis=1)
@@ -406,7 +406,7 @@ def selection_bias(top: str, pool: Tables, rules: Rules) -> float | None:
     if top not in wide or not tasks:
         return None
     columns = {arm: rules.columns(table, tasks) for arm, table in wide.items()}
-    picked = picked_score(list(columns.values()), mode=rules.mode)
+    picked = selected_score(list(columns.values()), mode=rules.mode)
     if picked is None:
         return None
     # Where two arms solve different tasks, the arm that a split picks does badly on the rest of the tasks: two arms

@@ -104,7 +104,7 @@ class Winner:
     high: float | None = None
     """Interval of `expected`."""
     rivals: list[str] = field(default_factory=list)
-    """Arms below it that cannot be told apart from it."""
+    """Arms below it that cannot be distinguished from it."""
     ties: list[str] = field(default_factory=list)
     """Arms with the very same score."""
     not_compared: list[str] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Verdict:
     pairs: list[Comparison] = field(default_factory=list)
     """Every pair of scored arms, the higher first, where the baseline arm has no score; Holm-corrected together."""
     share: bool = False
-    """All values lie between 0 and 1 and are shares, so differences are told in points."""
+    """All values lie between 0 and 1 and are shares, so differences are given in points."""
     unit: str = ""
     """Of all values, where the metric has one: `s`, `USD`, `tokens`."""
     constant: float | None = None

@@ -69,7 +69,7 @@ class RowOrder:
 # Fill each place of a batch with as many short sequences as fit.
 #
 # In: the lengths of the data, and how much a pack may hold. Out: packs, as lists of indices. The sequences of a pack
-# stay data of their own, so none ever sees another, on any backend; what lays them end to end without padding is the
+# stay separate data, so none ever sees another, on any backend; what lays them end to end without padding is the
 # local engine, or the server. A pack is a unit of counting: `batch_size` packs make a step of about the same number
 # of tokens each time, whatever the rows are like.
 

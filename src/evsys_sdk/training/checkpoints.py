@@ -1,7 +1,7 @@
 """Which weights of a run were kept, and whether they are whole.
 
 In: paths that a backend returned. Out: a manifest file beside the run. An entry is begun before anything is saved and
-completed after everything is, so that a run that died in between leaves an entry that nobody trusts.
+completed after everything is, so that a run that died in between leaves an entry that is not used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def manifests_in(run_dir: Path) -> list[CheckpointManifest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The weights after one step, and what the loop must know to go on from there."""
+    """The weights after one step, and what the loop must know to continue from there."""
 
     step: int
     state: str = ""
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def is_there(self) -> bool:
-        """False when its files are on this machine and somebody has removed them; a server's word is taken."""
+        """False when its files were on this machine and are gone; for a server's files, what the server says."""
         return all(Path(path).exists() for path in (self.state, self.sampler) if path.startswith("/"))
 
 

@@ -34,7 +34,7 @@ from evsys_sdk.training_api import (
     discard_weights,
 )
 
-# What a step is said to have come to.
+# The result that is announced for a step.
 #
 # In: a batch, the backend's answers, the time it took. Out: numbers under the names the logs use.
 
@@ -116,7 +116,7 @@ class Resumable(Protocol):
 
 @dataclass(slots=True)
 class LoopResult:
-    """What the loop came to."""
+    """The result of the loop."""
 
     steps: int = 0
     tokens: int = 0
@@ -146,7 +146,7 @@ class LoopResult:
 
 
 class StepWeights:
-    """The client's weights after `step`: a sampler over them, for whoever asks before they change."""
+    """The client's weights after `step`: a sampler over them, for requests before they change."""
 
     def __init__(self, client: TrainingClient, service: TrainingService, step: int):
         self.client, self.service, self.step = client, service, step
@@ -156,7 +156,7 @@ class StepWeights:
         self._path: asyncio.Future[str] | None = None
 
     def __call__(self) -> Awaitable[SamplingClient]:
-        """A sampler; saving is submitted now, even if the answer is awaited when training has gone on."""
+        """A sampler; saving is submitted now, even if the answer is awaited after later steps."""
         return self._sampler(self.save_for_sampler())
 
     @property
@@ -188,7 +188,7 @@ async def run_loop(
 ) -> LoopResult:
     """Train `plan.total_steps` steps, or until a hook says stop; the final weights are always kept.
 
-    Where `ctx.resume` is set and an earlier attempt left a checkpoint, training goes on from there."""
+    Where `ctx.resume` is set and an earlier attempt left a checkpoint, training continues from there."""
     loop = TrainingLoop(builder, client, service, ctx, plan, clock=clock)
     try:
         return await loop.run()
@@ -196,7 +196,7 @@ async def run_loop(
         last = loop.manifest.last_complete()
         kept = f"the checkpoint of step {last.step} ({last.state})" if last else "nothing: no checkpoint was made yet"
         raise BackendUnavailable(
-            f"{exc}; kept: {kept}. The same command goes on from there when the backend is back"
+            f"{exc}; kept: {kept}. The same command continues from there when the backend is back"
         ) from exc
 
 

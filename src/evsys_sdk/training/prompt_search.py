@@ -272,7 +272,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalPrompt:
-    """What the search came to."""
+    """The result of the search."""
 
     text: str
     table: list[Json]
@@ -520,7 +520,7 @@ class PromptSearch:
         return f"{text[: most // 2]} ... {text[len(text) - most // 2 :]}"
 
     def _guard[T](self, work: Callable[[], T]) -> T:
-        """Run what gepa called us for; gepa would log an Exception and go on, so it leaves as another kind."""
+        """Run what gepa called us for; gepa would log an Exception and continue, so it leaves as another kind."""
         try:
             return work()
         except Exception as exc:

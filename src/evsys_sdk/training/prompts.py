@@ -28,7 +28,7 @@ from evsys_sdk.registry import verifiers
 from evsys_sdk.training_api import Messages
 
 UNJUDGED = InProcessVerifier(fn_name="format_only")
-"""A task must name a verifier; rows without a right answer get this one, and nobody looks at its reward."""
+"""A task must name a verifier; rows without a right answer get this one, and its reward is never read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ class ChatRenderer:
         return len(self.whole(messages[:-1])) if len(messages) > 1 else 0
 
     def _end_of_turn(self, tokens: list[int], begin: int) -> int:
-        # What the template puts behind the end-of-turn token (ChatML: a newline) nobody ever generates.
+        # What the template puts behind the end-of-turn token (ChatML: a newline) is never generated.
         for position in range(len(tokens) - 1, begin - 1, -1):
             if tokens[position] == self.tokenizer.eos_token_id:
                 return position + 1
@@ -195,7 +195,7 @@ def renderer_for(model: Any, tokenizer: Tokenizer, backend_kind: str) -> ChatRen
 
 
 def renderer_of(ctx: RunContext, service: TrainingService) -> ChatRenderer:
-    """The run's renderer, which scoring uses too; by the model's own template where nobody has made one."""
+    """The run's renderer, which scoring uses too; by the model's own template where none was made."""
     made: ChatRenderer | None = ctx.extras.get("renderer")
     return made or ChatRenderer(service.get_tokenizer())
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from evsys_sdk import files
 from evsys_sdk.files import encode_record
 from evsys_sdk.protocols import MODEL_FAILURES, Rollout, Turn
 from evsys_sdk.redaction import redact_rollout
@@ -47,14 +48,8 @@ def log_rollouts(run_dir: Path, step: int, rollouts: list[Rollout], *, limit: in
 
 def sync(run_dir: Path) -> None:
     """Make the lines survive a crash of the machine: a run that resumes does not write those of earlier steps again."""
-    try:
-        descriptor = os.open(run_dir / FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with suppress(FileNotFoundError):
+        files.sync(run_dir / FILE)
 
 
 def trim(run_dir: Path, stage: str | None, *, upto: int) -> None:

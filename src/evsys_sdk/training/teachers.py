@@ -1,7 +1,7 @@
 """What other weights think of a completion: the reference of a penalty, the teacher of a distillation.
 
-In: a sampling client over fixed weights, a prompt and a completion that somebody else wrote. Out: the logprobs these
-weights give the completion's own tokens, or the tokens they would have liked best in each place.
+In: a sampling client over fixed weights, a prompt and a completion that another model or a person wrote. Out: the
+logprobs that these weights give the completion's own tokens, or the tokens they would have liked best in each place.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MovingAverage:
         return self.path
 
     def restore(self, path: str) -> None:
-        """Go on with the teacher that `progress` told of."""
+        """Continue with the teacher that `progress` names."""
         self.path = path
         self.noted = [path]
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from evsys_engine import sampler
-from evsys_engine.sampler import STREAM_BLOCK, Picker, RowStream, Settings, fresh_seed
+from evsys_engine.sampler import STREAM_BLOCK, RowStream, Settings, TokenSampler, fresh_seed
 
 CPU = torch.device("cpu")
 PLAIN = Settings(1.0, -1, 1.0)
 
 
 def pick(logits, settings, uniforms):
-    return Picker(settings, CPU).pick(logits, uniforms)[0]
+    return TokenSampler(settings, CPU).sample(logits, uniforms)[0]
 
 
 def support(logits, settings, points):
@@ -100,7 +100,7 @@ def test_logprobs_are_the_models_own_whatever_the_settings():
     torch.manual_seed(4)
     logits = torch.randn(3, 300) * 4
     settings = [PLAIN, Settings(0.0, -1, 1.0), Settings(0.5, 4, 0.9)]
-    tokens, logprobs = Picker(settings, CPU).pick(logits, [0.2, 0.2, 0.2])
+    tokens, logprobs = TokenSampler(settings, CPU).sample(logits, [0.2, 0.2, 0.2])
     truth = logits.double().log_softmax(-1)
     assert logprobs == pytest.approx([float(truth[i, token]) for i, token in enumerate(tokens)], abs=1e-5)
 
@@ -119,9 +119,9 @@ def test_a_row_that_is_not_finite_is_told_apart_and_spoils_no_neighbour(poison):
     good, bad = torch.randn(1, 500), torch.randn(1, 500)
     bad[0, 3] = poison
     for settings in (PLAIN, Settings(0.7, 5, 0.9), Settings(0.0, -1, 1.0)):
-        tokens, logprobs = Picker([settings] * 2, CPU).pick(torch.cat([bad, good]), [0.4, 0.4])
+        tokens, logprobs = TokenSampler([settings] * 2, CPU).sample(torch.cat([bad, good]), [0.4, 0.4])
         assert math.isnan(logprobs[0])
-        assert (tokens[1:], logprobs[1:]) == Picker([settings], CPU).pick(good, [0.4])
+        assert (tokens[1:], logprobs[1:]) == TokenSampler([settings], CPU).sample(good, [0.4])
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-45, 1e-39, 1e-38, 1e-10, 1e300, 1.7e308])
@@ -130,8 +130,8 @@ def test_an_odd_temperature_makes_no_nan_and_changes_nothing_for_a_neighbour(tem
     torch.manual_seed(7)
     logits = torch.randn(2, 500) * 4
     odd = Settings(temperature, top_k, top_p)
-    tokens, logprobs = Picker([odd, PLAIN], CPU).pick(logits, [0.6, 0.6])
+    tokens, logprobs = TokenSampler([odd, PLAIN], CPU).sample(logits, [0.6, 0.6])
     assert all(math.isfinite(logprob) for logprob in logprobs)
-    assert (tokens[1], logprobs[1]) == tuple(found[0] for found in Picker([PLAIN], CPU).pick(logits[1:], [0.6]))
+    assert (tokens[1], logprobs[1]) == tuple(found[0] for found in TokenSampler([PLAIN], CPU).sample(logits[1:], [0.6]))
     if temperature < 1:
         assert tokens[0] == int(logits[0].argmax())

@@ -169,7 +169,7 @@ def test_all_rows_are_loaded_and_all_needs_looked_at_before_the_first_phase(tmp_
 def test_data_of_its_own_needs_a_run_that_can_load_it(tmp_path):
     ctx = _context(tmp_path)
     del ctx.extras["load_rows"]
-    with pytest.raises(DataError, match="phase 'rl' has data of its own"):
+    with pytest.raises(DataError, match="phase 'rl' has its own data"):
         Combo(phases=[{"algorithm": RL_BLOCK, "data": TASKS}]).train(ctx)
 
 

@@ -24,5 +24,5 @@ def test_the_mock_has_one_template(tmp_path):
     entry = {"path": "bench", "chat_template": "{{ messages[0].content }}"}
     found = ignored(tmp_path, model=named, metadata={"benchmark": entry})
     assert list(found) == ["run.model.renderer_name", "metadata.benchmark[0].chat_template"]
-    assert all("the mock backend has a template of its own" in message for message in found.values())
+    assert all("the mock backend has its own template" in message for message in found.values())
     assert ignored(tmp_path, model=named, backend={"kind": "local"}, metadata={"benchmark": entry}) == {}

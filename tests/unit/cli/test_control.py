@@ -26,8 +26,8 @@ from evsys_sdk.record.layout import hold
 from evsys_sdk.record.processes import (
     ExperimentProcess,
     beside,
-    birth_of,
     lock_of,
+    process_start,
     read_launch,
     this_process,
     write_launch,
@@ -61,7 +61,7 @@ def begun(tmp_path, monkeypatch):
 
 
 def launch_of(record, pid, **facts):
-    process = replace(this_process(), pid=pid, born=birth_of(pid))
+    process = replace(this_process(), pid=pid, born=process_start(pid))
     launch = ExperimentProcess(
         experiment="x",
         pid=pid,

@@ -61,7 +61,7 @@ def test_among_sisters_it_cannot_be_told_and_that_is_said():
     assert audit.templated >= 50 and audit.templated_rows >= 200
     assert audit.note == (
         f"{audit.templated} of 100 val/sums tasks share a template with {audit.templated_rows} of 1000 training rows, "
-        "so copies cannot be told from new instances"
+        "so copies cannot be distinguished from new instances"
     )
     assert plain(audit)["note"] == audit.note
     copied = audit_rows(rows([*made[100:], *map(str.upper, made[:100])]), tasks(made[:100]), benchmark="b")

@@ -84,7 +84,7 @@ def test_an_entry_that_fits_has_no_problems(tmp_path):
         ({"n_concurrent": 0}, "n_concurrent"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"agent_params": {"a": 1}}, "agent_params are those of an agent: set agent_import_path too"),
-        ({"models": ["openai/a"], "agent_import_path": "chat"}, "give them an entry of their own"),
+        ({"models": ["openai/a"], "agent_import_path": "chat"}, "give them a separate entry"),
         (
             {"models": ["openai/a", {"kind": "openai", "params": {"model": "a"}}]},
             "models need distinct names; twice: a",

@@ -41,10 +41,10 @@ def sent(value):
     return pickle.loads(pickle.dumps(value))
 
 
-def serve(line: RpcConnection, desk: RpcServer, seen=None) -> None:
-    while not desk.over:
+def serve(line: RpcConnection, server: RpcServer, seen=None) -> None:
+    while not server.over:
         for call in line.calls(5):
-            answer = desk.handle(sent(call))
+            answer = server.handle(sent(call))
             if seen is not None:
                 seen.append(call.what)
             if answer is not None:
@@ -61,12 +61,12 @@ class ThreadLauncher:
         before = load_completed(plan)
         if before is not None:
             return before
-        line, desk = RpcConnection(), RpcServer(plan)
+        line, server = RpcConnection(), RpcServer(plan)
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(
                 execute_remote, sent(RemoteRunSpec.of(plan, fresh=plan.fresh)), line, StopFlag(), where="a thread"
             )
-            serve(line, desk, self.calls)
+            serve(line, server, self.calls)
             return sent(done.result())
 
     def close(self) -> None: ...
@@ -141,7 +141,7 @@ def test_it_is_the_run_that_it_would_have_been_here(tmp_path):
         )
         assert run.status == "completed" and logged.count('"heard"') == 6
     assert found["local"] == found["in_a_thread"]
-    assert "callbacks.on_step" in ThreadLauncher.calls, "it went through the desk"
+    assert "callbacks.on_step" in ThreadLauncher.calls, "it went through the server"
 
 
 def test_a_finished_run_is_not_sent_away_again(tmp_path):
@@ -181,11 +181,11 @@ def plan_of(experiment, tmp_path):
 def test_a_folder_that_is_not_shared_is_named(tmp_path):
     plan = plan_of(experiment(tmp_path, "local"), tmp_path)
     order = replace(RemoteRunSpec.of(plan, fresh=False), journal=Path("/not/here/e.journal.sqlite"))
-    line, desk = RpcConnection(), RpcServer(plan)
+    line, server = RpcConnection(), RpcServer(plan)
     with pytest.raises(EvsysError, match=r"machine 7 does not see /not/here: .* output_dir on a disk"):
         execute_remote(order, line, StopFlag(), where="machine 7")
-    serve(line, desk)
-    assert desk.over, "whoever serves it is told that it is over"
+    serve(line, server)
+    assert server.over, "its server reads that it is over"
 
 
 def test_a_lost_worker_that_still_holds_the_run_is_waited_for(tmp_path):
@@ -224,18 +224,18 @@ def test_what_a_lost_worker_had_begun_is_given_back():
         run=Plan(seed=1),
         max_steps=1,
     )
-    desk = RpcServer(plan)
+    server = RpcServer(plan)
     for what, args in (("budget.begin_step", ()), ("budget.end_step", (5,)), ("budget.begin_step", ())):
-        assert desk.handle(RpcCall(run_id="e/r", what=what, args=args, number=1)) == RpcReply()
-    refused = desk.handle(RpcCall(run_id="e/r", what="budget.begin_step", args=(), number=2))
+        assert server.handle(RpcCall(run_id="e/r", what=what, args=args, number=1)) == RpcReply()
+    refused = server.handle(RpcCall(run_id="e/r", what="budget.begin_step", args=(), number=2))
     assert isinstance(refused.error, Cancelled) and refused.error.reason == "budget"
-    desk.lose_worker()
+    server.lose_worker()
     assert budget.reserved == 0 and budget.spent.steps == 1
     assert ended == [], "callbacks had not heard of a start"
     budget.begin_step()  # the place is free again
     update = ContextUpdate(stage=None, start_from=None, resume=False, replaying=False, extras={})
-    desk.handle(RpcCall(run_id="e/r", what="callbacks.on_run_start", args=(update,), number=3))
-    desk.lose_worker()
+    server.handle(RpcCall(run_id="e/r", what="callbacks.on_run_start", args=(update,), number=3))
+    server.lose_worker()
     assert ended == [("cancelled", "its worker was lost")]
 
 
@@ -247,13 +247,13 @@ def test_a_journal_that_breaks_fails_the_next_question():
         def read(self, *args):
             return [(1,)]
 
-    line, desk = RpcConnection(), RpcServer(Plan(journal=Journal()))
+    line, server = RpcConnection(), RpcServer(Plan(journal=Journal()))
     journal = RemoteJournal(line, Path("e.sqlite"))
     journal.write("INSERT", ())
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(journal.read, "SELECT", ())
         for call in [*line.calls(5), *line.calls(1)]:
-            answer = desk.handle(call)
+            answer = server.handle(call)
             if answer is not None:
                 line.answer(call.number, answer)
         with pytest.raises(EvsysError, match="the disk is full"):
@@ -283,19 +283,19 @@ def test_a_worker_that_is_lost_after_its_last_call_leaves_nothing_to_the_next():
         def doing(self, ctx, what): ...
 
     plan = Plan(callbacks=Callbacks(), run_id="e/r", run_dir=Path(), experiment=None, run=Plan(seed=1), max_steps=1)
-    desk, ended = RpcServer(plan), RunResult(run_id="e/r", status="completed")
+    server, ended = RpcServer(plan), RunResult(run_id="e/r", status="completed")
     update = ContextUpdate(stage=None, start_from=None, resume=False, replaying=False, extras={})
     for what, args in (
         ("callbacks.on_run_start", (update,)),
         ("callbacks.on_run_end", (update, ended)),
         ("over", ()),
     ):
-        desk.handle(RpcCall(run_id="e/r", what=what, args=args))
-    assert desk.over and desk.broken is None
-    desk.lose_worker()
-    assert not desk.over and heard == ["start", "completed"]
-    desk.handle(RpcCall(run_id="e/r", what="callbacks.doing", args=(update, "loading model")))
-    desk.lose_worker()
+        server.handle(RpcCall(run_id="e/r", what=what, args=args))
+    assert server.over and server.broken is None
+    server.lose_worker()
+    assert not server.over and heard == ["start", "completed"]
+    server.handle(RpcCall(run_id="e/r", what="callbacks.doing", args=(update, "loading model")))
+    server.lose_worker()
     assert heard == ["start", "completed"], "the second worker had not come to its start"
 
 

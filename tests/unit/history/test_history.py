@@ -441,7 +441,7 @@ def test_an_empty_note_is_refused(outputs):
         add_note(outputs / "x.experiment_result.json", "conclusion", "  ", about="")
 
 
-# Noise, ladder, dead ends
+# Noise, leaderboard, dead ends
 
 
 def test_the_noise_floor_is_the_pooled_scatter_over_seeds():
@@ -473,7 +473,7 @@ def test_a_hypothesis_that_was_written_afterwards_is_not_told_as_a_prediction(kn
 
 def outcomes(*records: dict[str, Any]) -> dict[str, str]:
     [track] = tracks_of([_counting(data) for data in records])
-    return {rung.entry.name: rung.outcome for rung in (*track.rungs, *track.undecided, *track.dead_ends)}
+    return {row.entry.name: row.outcome for row in (*track.kept, *track.undecided, *track.dead_ends)}
 
 
 def test_one_arm_whose_seeds_lie_far_apart_does_not_hide_every_gain():
@@ -517,10 +517,10 @@ def test_tiny_scatter_of_most_arms_is_not_the_noise_of_an_open_scale():
     later = of_loss("later", arm("loud", 0.04, 0.1, 0.2), day=2)
     [track] = tracks_of([_counting(first), _counting(later)])
     assert track.noise.floor() > 0.05 and math.isinf(track.noise.largest)
-    assert [rung.outcome for rung in (*track.rungs, *track.undecided)] == ["first", "within noise"]
+    assert [row.outcome for row in (*track.kept, *track.undecided)] == ["first", "within noise"]
     better = of_loss("better", arm("b", 0.01, 0.0101, 0.0099), day=3)
     found = tracks_of([_counting(of_loss("x", *quiet, day=1)), _counting(better)])[0]
-    assert [rung.outcome for rung in found.rungs] == ["first", "kept"], "by the scatter of these two arms"
+    assert [row.outcome for row in found.kept] == ["first", "kept"], "by the scatter of these two arms"
 
 
 def test_a_wild_arm_of_a_share_is_held_to_its_own_scatter():
@@ -529,7 +529,7 @@ def test_a_wild_arm_of_a_share_is_held_to_its_own_scatter():
     assert outcomes(calm, wild)["wild"] == "within noise", "its mean of 0.65 was a step forward"
 
 
-def test_a_rung_is_kept_when_it_beats_the_last_by_more_than_noise():
+def test_a_result_is_kept_when_it_beats_the_last_by_more_than_noise():
     # Tasks' half-width 0.1: the floor is 0.141.
     found = outcomes(
         record("first", arm("a", 0.5), day=1),
@@ -547,7 +547,7 @@ def test_a_rung_is_kept_when_it_beats_the_last_by_more_than_noise():
     }
 
 
-def test_where_lower_is_better_the_ladder_goes_down():
+def test_where_lower_is_better_the_leaderboard_goes_down():
     found = outcomes(
         record("first", arm("a", 0.5), day=1, metric="loss", mode="min"),
         record("lower", arm("a", 0.3), day=2, metric="loss", mode="min"),
@@ -556,7 +556,7 @@ def test_where_lower_is_better_the_ladder_goes_down():
     assert found == {"first": "first", "lower": "kept", "higher": "worse"}
 
 
-def test_scores_on_other_tasks_or_metrics_are_on_ladders_of_their_own():
+def test_scores_on_other_tasks_or_metrics_are_on_separate_leaderboards():
     tracks = tracks_of(
         [
             _counting(record("a", arm("a", 0.5))),
@@ -564,7 +564,7 @@ def test_scores_on_other_tasks_or_metrics_are_on_ladders_of_their_own():
             _counting(record("c", arm("a", 0.9), metric="mean_reward")),
         ]
     )
-    assert len(tracks) == 3 and all(len(track.rungs) == 1 for track in tracks)
+    assert len(tracks) == 3 and all(len(track.kept) == 1 for track in tracks)
 
 
 def labels(*records: dict[str, Any]) -> set[str]:
@@ -605,7 +605,7 @@ def _on(data: dict[str, Any], model: str, backend: str) -> dict[str, Any]:
     return data
 
 
-def test_mock_runs_and_other_models_are_on_ladders_of_their_own():
+def test_mock_runs_and_other_models_are_on_separate_leaderboards():
     records = [
         _on(record("toy", arm("a", 0.99), day=1), "small", "mock"),
         _on(record("real", arm("a", 0.4), day=2), "small", "local"),
@@ -626,7 +626,7 @@ def test_arms_of_several_models_in_one_experiment_are_taken_apart():
     for run, model in zip(data["config"]["runs"], ["small", "large"], strict=True):
         run["model"] = {"name": model}
     tracks = tracks_of([_counting(data), _counting(_on(record("next", arm("s", 0.6), day=2), "small", "local"))])
-    found = {track.model: [(rung.entry.name, rung.arm.arm, rung.score) for rung in track.rungs] for track in tracks}
+    found = {track.model: [(row.entry.name, row.arm.arm, row.score) for row in track.kept] for track in tracks}
     assert found == {"large": [("both", "l", 0.8)], "small": [("both", "s", 0.4), ("next", "s", 0.6)]}
 
 
@@ -733,7 +733,7 @@ def test_the_expected_maximum_of_normal_values(n, truth):
     assert expected_maximum(n) == pytest.approx(truth, rel=0.05)
 
 
-def test_scores_on_a_part_of_the_tasks_are_on_a_ladder_of_their_own():
+def test_scores_on_a_part_of_the_tasks_are_on_a_separate_leaderboard():
     found = labels(record("all"), record("some", bench={"limit": 8}))
     assert found == {
         "val/tools/pass@1 (tasks tttttttt in data/val)",
@@ -753,10 +753,10 @@ def test_every_line_about_a_track_says_which_one_it_is(outputs):
     assert all("(tasks tttttttt in data/val)" in line or "(tasks uuuuuuuu in data/val)" in line for line in told)
 
 
-def test_test_scores_make_no_ladder(outputs):
+def test_test_scores_make_no_leaderboard(outputs):
     history = history_of(outputs, record("x", split="test"), record("y", split="test", day=2))
     [track] = tracks_of(history.entries)
-    assert not track.selects and not track.rungs and not track.dead_ends
+    assert not track.selects and not track.kept and not track.dead_ends
     assert "test scores select nothing" in context_text(history, 1000)
 
 
@@ -772,14 +772,14 @@ def test_test_scores_are_reported_and_rank_nothing(outputs):
     assert digest.top is None and not digest.selects
 
 
-def test_where_the_config_allows_it_test_scores_make_a_ladder(outputs):
+def test_where_the_config_allows_it_test_scores_make_a_leaderboard(outputs):
     history = history_of(
         outputs,
         record("x", *ON_TEST, split="test", allow_test=True),
         record("y", *ON_TEST, split="test", day=2),
     )
     allowed = next(track for track in tracks_of(history.entries) if track.selects)
-    assert [(rung.entry.name, rung.arm.arm) for rung in allowed.rungs] == [("x", "b")]
+    assert [(row.entry.name, row.arm.arm) for row in allowed.kept] == [("x", "b")]
     text = context_text(history, 4000)
     assert "0.01 (1, 0.600), 0.001 (1, 0.400)" in text, "y took no part in it"
 
@@ -796,13 +796,13 @@ def test_a_winner_counts_with_the_score_to_expect_of_it():
     [track] = tracks_of(
         [_counting(record("x", arm("a", 0.5), arm("b", 0.9), best_arm="b", verdict={"winner": {"expected": 0.7}}))]
     )
-    assert track.rungs[0].score == 0.7
+    assert track.kept[0].score == 0.7
 
 
 # Runs that were taken over
 
 
-def test_an_experiment_of_runs_that_were_taken_over_is_neither_rung_nor_dead_end():
+def test_an_experiment_of_runs_that_were_taken_over_is_neither_kept_nor_dead_end():
     arms = [arm("a", 0.5, 0.6, lr=1e-3), arm("b", 0.3, 0.4, lr=1e-2)]
     once, twice = record("first", *arms), record("again", *arms, day=2, reuses="first")
     assert outcomes(once, twice) == {"first": "first"}
@@ -822,7 +822,7 @@ def test_of_an_experiment_with_one_new_arm_the_new_arm_counts():
     )
     more["runs"][0]["reused_from"] = "first_a__s0"
     [track] = tracks_of([_counting(record("first", arm("a", 0.5, lr=1e-3))), _counting(more)])
-    assert [(rung.entry.name, rung.arm.arm, rung.score) for rung in track.dead_ends] == [("more", "b", 0.2)]
+    assert [(row.entry.name, row.arm.arm, row.score) for row in track.dead_ends] == [("more", "b", 0.2)]
     assert [len(one.scores) for one in values_tried(track)["algorithm.params.lr"]] == [1, 1]
 
 
@@ -832,7 +832,7 @@ def test_an_arm_with_more_seeds_takes_the_place_of_the_one_it_took_over():
     [track] = tracks_of([_counting(record("first", arm("a", 0.5, lr=1e-3))), _counting(more), _counting(other)])
     [best, _] = values_tried(track)["algorithm.params.lr"]
     assert best.scores == [pytest.approx(0.7)]
-    assert [rung.entry.name for rung in (*track.rungs, *track.undecided)] == ["first", "more", "other"], (
+    assert [row.entry.name for row in (*track.kept, *track.undecided)] == ["first", "more", "other"], (
         "it is news all the same"
     )
 
@@ -855,7 +855,7 @@ def test_an_invalid_experiment_leaves_the_runs_that_it_took_over_to_their_owner(
     again = entry_of(outputs, "again")
     add_note(again.record, "invalid", "it took over the wrong run", about=again.digest.result)
     [track] = tracks_of(read_history(None, [outputs]).entries)
-    assert [rung.entry.name for rung in track.rungs] == ["first"]
+    assert [row.entry.name for row in track.kept] == ["first"]
 
 
 def test_a_question_about_the_same_runs_is_asked_once(outputs):
@@ -925,7 +925,7 @@ def test_the_context_of_500_experiments_is_within_its_budget(many, tokens):
 
 def test_a_small_budget_still_has_the_best_and_the_noise(many):
     text = context_text(many, 500)
-    best = tracks_of(many.entries)[0].rungs[-1]
+    best = tracks_of(many.entries)[0].kept[-1]
     assert f"{best.score:.3f} (2 seeds) {best.entry.name}" in text and "may be equal" in text
 
 
@@ -1007,9 +1007,9 @@ def test_a_memorised_score_is_no_bar_for_honest_ones(outputs, n_tasks):
     honest = [record(f"honest{day}", arm("a", score, score + 0.01), day=day) for day, score in ((2, 0.4), (3, 0.7))]
     found = history_of(outputs, memorised, *honest)
     first, second = tracks_of(found.entries)
-    assert [(rung.entry.name, rung.outcome) for rung in first.rungs] == [("honest2", "first"), ("honest3", "kept")]
+    assert [(row.entry.name, row.outcome) for row in first.kept] == [("honest2", "first"), ("honest3", "kept")]
     assert not first.dead_ends and not first.is_memory
-    assert [rung.entry.name for rung in second.rungs] == ["memorised"] and second.is_memory
+    assert [row.entry.name for row in second.kept] == ["memorised"] and second.is_memory
     assert second.label == "val/tools/pass@1 (tasks in training rows)"
     text = context_text(found, 2000)
     assert "Dead ends" not in text and "(tasks in training rows): 0.997 (3 seeds) memorised" in text
@@ -1018,7 +1018,7 @@ def test_a_memorised_score_is_no_bar_for_honest_ones(outputs, n_tasks):
 def test_one_memorised_arm_does_not_stand_for_its_experiment():
     both = on_rows(record("both", arm("clean", 0.5, 0.52), arm("leaky", 1.0, 0.98), best_arm="leaky"), "leaky")
     first, second = tracks_of([_counting(both)])
-    assert (first.rungs[0].arm.arm, second.rungs[0].arm.arm) == ("clean", "leaky")
+    assert (first.kept[0].arm.arm, second.kept[0].arm.arm) == ("clean", "leaky")
 
 
 @pytest.mark.parametrize(

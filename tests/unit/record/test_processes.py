@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from evsys_sdk.record.processes import birth_of, this_process
+from evsys_sdk.record.processes import process_start, this_process
 
 
 @pytest.fixture
@@ -34,18 +34,18 @@ def test_another_process_with_its_number_is_left_alone(sleeper):
     other = replace(this_process(), pid=sleeper.pid, born="another boot/1")
     assert not other.is_alive
     assert other.send(signal.SIGKILL) is False
-    assert replace(other, born=birth_of(sleeper.pid), host="elsewhere").send(signal.SIGKILL) is False
+    assert replace(other, born=process_start(sleeper.pid), host="elsewhere").send(signal.SIGKILL) is False
     assert replace(other, born=None).send(signal.SIGKILL) is False
     assert sleeper.poll() is None
-    assert replace(other, born=birth_of(sleeper.pid)).send(signal.SIGTERM) is True
+    assert replace(other, born=process_start(sleeper.pid)).send(signal.SIGTERM) is True
     assert sleeper.wait(timeout=300) == -signal.SIGTERM
 
 
 def test_one_that_has_ended_has_no_birth_even_before_it_is_waited_for(sleeper):
-    assert birth_of(sleeper.pid) is not None
+    assert process_start(sleeper.pid) is not None
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended and is a zombie now
-    assert birth_of(sleeper.pid) is None
+    assert process_start(sleeper.pid) is None
 
 
 def test_a_name_with_brackets_and_blanks_does_not_confuse(tmp_path):
@@ -53,8 +53,8 @@ def test_a_name_with_brackets_and_blanks_does_not_confuse(tmp_path):
     script.symlink_to("/bin/sleep")
     process = subprocess.Popen([str(script), "600"])
     try:
-        assert birth_of(process.pid) is not None and birth_of(process.pid) == birth_of(process.pid)
-        assert birth_of(process.pid).rpartition("/")[2].isdigit()
+        assert process_start(process.pid) is not None and process_start(process.pid) == process_start(process.pid)
+        assert process_start(process.pid).rpartition("/")[2].isdigit()
     finally:
         process.kill()
         process.wait()

@@ -17,7 +17,13 @@ from evsys_sdk.training_api import SampledSequence, SampleOutput
 os.environ.setdefault("HARBOR_TELEMETRY", "0")
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-OVER_HTTP = ["test_capture.py", "test_door.py", "test_harbor_agents.py", "test_openai_client.py", "test_training_*.py"]
+OVER_HTTP = [
+    "test_capture.py",
+    "test_endpoint.py",
+    "test_harbor_agents.py",
+    "test_openai_client.py",
+    "test_training_*.py",
+]
 collect_ignore_glob = [] if importlib.util.find_spec("uvicorn") else OVER_HTTP
 
 

@@ -10,7 +10,7 @@ import pytest
 from evsys_sdk.stats.arm_scores import ArmScores
 from evsys_sdk.stats.intervals import wilson_interval
 from evsys_sdk.stats.judge import judge_arms
-from evsys_sdk.stats.selection import holm, picked_score
+from evsys_sdk.stats.selection import holm, selected_score
 
 
 def test_holm_is_statsmodels_to_nine_digits():
@@ -34,24 +34,24 @@ def test_a_test_that_could_not_be_made_counts_and_has_no_p_value():
 def test_an_arm_far_ahead_keeps_its_score():
     chance = np.random.default_rng(0)
     arms = [(chance.random((3, 80)) < share).astype(float) for share in (0.2, 0.9, 0.3)]
-    assert picked_score(arms) == pytest.approx(arms[1].mean(), abs=1e-12)
-    assert picked_score(arms, mode="min") == pytest.approx(arms[0].mean(), abs=0.03)
+    assert selected_score(arms) == pytest.approx(arms[1].mean(), abs=1e-12)
+    assert selected_score(arms, mode="min") == pytest.approx(arms[0].mean(), abs=0.03)
 
 
 def test_the_same_values_give_the_same_score_again():
     chance = np.random.default_rng(1)
     arms = [(chance.random((2, 30)) < 0.5).astype(float) for _ in range(4)]
-    assert picked_score(arms) == picked_score(arms)
+    assert selected_score(arms) == selected_score(arms)
 
 
 def test_equal_arms_share_the_pick():
     same = (np.random.default_rng(2).random((1, 60)) < 0.5).astype(float)
-    assert picked_score([same, same, same]) == pytest.approx(same.mean(), abs=1e-12)
+    assert selected_score([same, same, same]) == pytest.approx(same.mean(), abs=1e-12)
 
 
 def test_two_tasks_are_the_least():
-    assert picked_score([np.ones((1, 1)), np.zeros((1, 1))]) is None
-    assert picked_score([np.ones((1, 2)), np.zeros((1, 2))]) == 1.0
+    assert selected_score([np.ones((1, 1)), np.zeros((1, 1))]) is None
+    assert selected_score([np.ones((1, 2)), np.zeros((1, 2))]) == 1.0
 
 
 def test_two_arms_that_tie_on_other_tasks_keep_their_score_and_its_interval():
@@ -123,7 +123,7 @@ def test_of_six_equal_arms_the_picked_one_is_not_flattered(seeds, luck):
         share = 0.7 + chance.normal(0, luck, (6, seeds, 1))
         values = (chance.random((6, seeds, 100)) < share).astype(float)
         highest.append(values.mean(axis=(1, 2)).max())
-        corrected.append(picked_score(list(values)))
+        corrected.append(selected_score(list(values)))
     assert np.mean(highest) - 0.7 > 0.03
     assert abs(np.mean(corrected) - 0.7) <= 0.005
 
@@ -132,7 +132,7 @@ def test_lower_is_better_is_corrected_upwards():
     chance = np.random.default_rng(4)
     values = [chance.normal(100, 10, (400, 1, 50)) for _ in range(6)]
     lowest = np.mean([min(arm[i].mean() for arm in values) for i in range(400)])
-    corrected = np.mean([picked_score([arm[i] for arm in values], mode="min") for i in range(400)])
+    corrected = np.mean([selected_score([arm[i] for arm in values], mode="min") for i in range(400)])
     assert lowest < 98.5 and abs(corrected - 100) < 0.3
 
 
@@ -143,7 +143,7 @@ def test_an_arm_that_is_really_ahead_is_not_sold_far_short():
     for _ in range(600):
         values = (chance.random((6, 1, 200)) < share).astype(float)
         top = int(values.mean(axis=(1, 2)).argmax())
-        missed.append(picked_score(list(values)) - share[top, 0, 0])
+        missed.append(selected_score(list(values)) - share[top, 0, 0])
     assert abs(np.mean(missed)) < 0.01
 
 
@@ -154,7 +154,7 @@ def test_a_lucky_seed_of_another_arm_does_not_cost_the_winner_its_score():
         raised = [[0, 0, 0], [0.2, 0.2, 0.2], [0.45, 0, 0], [0, 0, 0]]
         arms = [np.array([chance.random(100) < np.clip(easy + by, 0, 1) for by in arm], dtype=float) for arm in raised]
         if max(range(4), key=lambda index: arms[index].mean()) == 1:
-            misses.append(picked_score(arms) - np.clip(easy + 0.2, 0, 1).mean())
+            misses.append(selected_score(arms) - np.clip(easy + 0.2, 0, 1).mean())
     assert abs(np.mean(misses)) < 0.015, "it was 0.08 when the lucky arm was picked by two of its seeds"
 
 
@@ -165,5 +165,5 @@ def test_a_lone_seed_among_arms_with_several_does_not_flatter_itself():
             (chance.random((seeds, 100)) < 0.5 + chance.normal(0, 0.08, (seeds, 1))).astype(float)
             for seeds in (1, 3, 3, 1, 3, 3)
         ]
-        corrected.append(picked_score(arms))
+        corrected.append(selected_score(arms))
     assert abs(np.mean(corrected) - 0.5) <= 0.01, "its luck is split off by noise of the size that other seeds have"

@@ -123,7 +123,7 @@ def _prompt(row: Row) -> str:
 
 
 def _metadata(row: Row, used: set[str | None]) -> Row:
-    """The columns that have no place of their own, and what the row had in `metadata`."""
+    """The columns that have no field in the row, and what the row had in `metadata`."""
     own = row.get("metadata") or {}
     if not isinstance(own, dict):
         raise BadRow(f"has {type(own).__name__} in `metadata`; it must be a mapping")

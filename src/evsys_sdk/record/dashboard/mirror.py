@@ -145,7 +145,7 @@ class MirrorSession:
         """The server has everything up to `offset`."""
         if offset > self.acknowledged:
             self.acknowledged = offset
-            # Memory first: if this cannot be written, the session goes on, and only the next client sends something
+            # Memory first: if this cannot be written, the session continues, and only the next client sends something
             # twice. For the same reason there is no fsync, which takes longer than a batch. One write of as many bytes
             # as the one before: a kill leaves the old number or the new one, never a mixture.
             descriptor = os.open(self.path.with_suffix(".ack"), os.O_WRONLY | os.O_CREAT, 0o644)

@@ -2,7 +2,7 @@
 
 In: points of the space with a value each. Out: a `Surrogate`, which predicts mean and deviation anywhere: a Gaussian
 process (Rasmussen and Williams 2006, equations 2.25, 2.26 and 4.17). Its kernel has two parts. One is a trend: each
-dimension adds something of its own, a number by its first and second power. Part of the trend carries over from one
+dimension adds a separate term, a number by its first and second power. Part of the trend carries over from one
 kind or list to another, part is each kind's own, and it is learnt from few trials. The other is a Matern 5/2 kernel
 over all dimensions, for how they interact. Both share a weight for each dimension. Recipes of different kinds do not
 have the same dimensions: one that only one of two points has counts as a fixed difference, one that neither has as none

@@ -1,6 +1,6 @@
-"""What the experiments of a project came to, taken together: ladders, which settings mattered, and calibration.
+"""The results of a project's experiments, taken together: leaderboards, which settings mattered, and calibration.
 
-In: the rows of a project. Out: `Study`, with a `Ladder` for each metric, set of tasks and model (made by
+In: the rows of a project. Out: `Study`, with a `Leaderboard` for each metric, set of tasks and model (made by
 `history.leaderboard`, which also knows the noise), the settings that go with the score, and how well typed hypotheses
 predicted. Digests of records are kept in memory by the row's `updated`, so that a second visit reads only what changed.
 """
@@ -8,6 +8,7 @@ predicted. Digests of records are kept in memory by the row's `updated`, so that
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class TypedPrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """One experiment on a ladder."""
+    """One experiment on a leaderboard."""
 
     experiment_id: str
     name: str
@@ -96,13 +97,13 @@ class ScoredArm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
+class Leaderboard:
     """Experiments whose scores can be put side by side."""
 
     label: str
     mode: str
     selects: bool
-    """False: scored on test benchmarks alone, which choose nothing; no ladder is made."""
+    """False: scored on test benchmarks alone, which choose nothing; no leaderboard is made."""
     is_mock: bool
     dots: list[Dot]
     """Oldest first."""
@@ -156,7 +157,7 @@ class Calibration:
 class Study:
     """Everything of a project taken together."""
 
-    ladders: list[Ladder]
+    leaderboards: list[Leaderboard]
     calibration: Calibration
     n_results: int
     """Experiments with a result."""
@@ -242,15 +243,16 @@ def _make_study(with_result: QuerySet[ExperimentRow], total: int) -> Study:
         readable.append(found)
         if found.digest is None:
             continue
+        # What a client sent has no path, and `tracks_of` tells entries apart by theirs.
         path = Path(row["source"] or f"/{row['id']}/{row['id']}")
         invalid = Notes(current=[Note(kind="invalid", text="")]) if row["status"] == "invalid" else NO_NOTES
         state = "completed" if row["status"] == "invalid" else row["status"]
         when = row["ended"] or row["created"]
         entries.append(ExperimentEntry(digest=found.digest, record=path, state=state, when=when, notes=invalid))
         by_record[path] = row
-    ladders = [_ladder(track, by_record) for track in tracks_of(entries)]
+    leaderboards = [_leaderboard(track, by_record) for track in tracks_of(entries)]
     return Study(
-        ladders=ladders,
+        leaderboards=leaderboards,
         calibration=_calibration(readable),
         n_results=total,
         n_left_out=max(0, total - NEWEST),
@@ -259,7 +261,7 @@ def _make_study(with_result: QuerySet[ExperimentRow], total: int) -> Study:
 
 
 def _read(record: object, updated: float) -> _Read:
-    """The digest without what ladders do not need; a client may have sent anything."""
+    """The digest without what leaderboards do not need; a client may have sent anything."""
     try:
         digest = digest_of(record)  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -276,9 +278,9 @@ def _read(record: object, updated: float) -> _Read:
     return _Read(updated=updated, digest=small, prediction=prediction, was_known_before=known and is_share)
 
 
-def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
+def _leaderboard(track: Track, by_record: dict[Path, dict[str, Any]]) -> Leaderboard:
     fates: list[tuple[Fate, list[LeaderboardRow]]] = [
-        ("kept", track.rungs),
+        ("kept", track.kept),
         ("discarded", track.dead_ends),
         ("undecided", track.undecided),
     ]
@@ -302,7 +304,8 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
                 floor=row.floor,
             )
         )
-    seeds = len(track.rungs[-1].arm.scores) if track.rungs else 1
+    # The band is for a rival with as many seeds as the best has.
+    seeds = len(track.kept[-1].arm.scores) if track.kept else 1
     noise = track.noise
     is_share = noise.largest == 1.0 and not track.unit
     told = []
@@ -316,7 +319,7 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
         for arm in entry.digest.scored
         if arm.mean is not None
     ]
-    return Ladder(
+    return Leaderboard(
         label=track.label,
         mode=track.mode,
         selects=track.selects,
@@ -333,7 +336,7 @@ def _ladder(track: Track, by_record: dict[Path, dict[str, Any]]) -> Ladder:
 
 # Which settings go with the score. Each setting alone: rank correlation for numbers, the correlation ratio of ranks for
 # words, both adjusted for the number of values (Ezekiel 1930), since with few arms any setting explains something by
-# chance. That is association: what was changed together cannot be told apart, and nothing here says why.
+# chance. That is association: what was changed together cannot be distinguished, and nothing here says why.
 
 
 def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportance]:
@@ -354,14 +357,17 @@ def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportanc
         values = [arm.settings.get(key) for arm in arms]
         n_values, correlation = len(set(split)), None
         if _are_numbers(values) and n_values > 2:
-            correlation = _pearson(_ranks([float(value) for value in values if value is not None]), ranks)
-            raw, spent = correlation**2, 1
+            # Pearson's of mean ranks is Spearman's, ties included. Equal scores correlate with nothing.
+            numbered = _ranks([float(value) for value in values if value is not None])
+            correlation = statistics.correlation(numbered, ranks) if len(set(ranks)) > 1 else 0.0
+            raw, spent = min(1.0, correlation**2), 1
         else:
             raw, spent = _correlation_ratio(split, ranks), n_values - 1
         scores: dict[str, list[float]] = {}
         for value, arm in zip(values, arms, strict=True):
             text = "(not set)" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
             scores.setdefault(text, []).append(arm.score)
+        # Ezekiel's adjustment: what is explained beyond what as many random groups would explain.
         free = n - 1 - spent
         explained = max(0.0, 1 - (1 - raw) * (n - 1) / free) if free > 0 else 0.0
         found.append(
@@ -404,13 +410,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
-def _pearson(one: Sequence[float], other: Sequence[float]) -> float:
-    mean, other_mean = fmean(one), fmean(other)
-    both = sum((x - mean) * (y - other_mean) for x, y in zip(one, other, strict=True))
-    size = math.sqrt(sum((x - mean) ** 2 for x in one) * sum((y - other_mean) ** 2 for y in other))
-    return max(-1.0, min(1.0, both / size)) if size else 0.0
-
-
 def _correlation_ratio(split: Sequence[int], ranks: Sequence[float]) -> float:
     """Share of the variance of the ranks that lies between the groups."""
     mean = fmean(ranks)
@@ -418,6 +417,7 @@ def _correlation_ratio(split: Sequence[int], ranks: Sequence[float]) -> float:
     groups: dict[int, list[float]] = {}
     for group, rank in zip(split, ranks, strict=True):
         groups.setdefault(group, []).append(rank)
+    # Eta squared of a one-way analysis of variance, on ranks (as in the Kruskal-Wallis test).
     between = sum(len(found) * (fmean(found) - mean) ** 2 for found in groups.values())
     return between / total if total else 0.0
 
@@ -431,7 +431,7 @@ def _calibration(reads: Sequence[_Read]) -> Calibration:
         mine = [
             (one.confidence, hit)
             for one, hit in zip(decided, hits, strict=True)
-            if low <= one.confidence < high or one.confidence == high == 1.0
+            if low <= one.confidence < high or one.confidence == high == 1.0  # the last bin has both ends
         ]
         if mine:
             below, above = wilson_interval(int(sum(hit for _, hit in mine)), len(mine))
@@ -452,6 +452,7 @@ def _calibration(reads: Sequence[_Read]) -> Calibration:
         n_inconclusive=len(predictions) - len(decided),
         n_known_before=sum(found.was_known_before for found in reads),
         brier=fmean((one.confidence - hit) ** 2 for one, hit in zip(decided, hits, strict=True)) if decided else None,
+        # Of stating the share that came true each time: what a useful forecast has to be below.
         base_brier=fmean((base - hit) ** 2 for hit in hits) if hits else None,
         bins=bins,
     )

@@ -10,7 +10,7 @@ import pytest
 from evsys_engine.http import run_in_thread
 from evsys_engine.server.futures import Futures
 from evsys_engine.server.limits import ServerLimits
-from evsys_engine.server.sessions import Lane, ModelJob
+from evsys_engine.server.sessions import ModelJob, ModelQueue
 from evsys_engine.types import EngineError
 
 
@@ -19,15 +19,15 @@ def test_a_model_is_unloaded_at_the_very_moment_its_wait_for_a_lost_call_ends(tu
     async def check():
         limits = ServerLimits(quiet_seconds=0.01)
         futures = Futures(limits, time.monotonic)
-        lane = Lane("m", futures, limits, lambda: False)
+        queue = ModelQueue("m", futures, limits, lambda: False)
         promise = futures.make("r", "s", "")
-        lane.put(3, ModelJob(promise, lambda: pytest.fail("it was refused")))
+        queue.put(3, ModelJob(promise, lambda: pytest.fail("it was refused")))
         for _ in range(3):
             await asyncio.sleep(0)
         time.sleep(0.02)  # the wait is over, and the loop has not seen it yet
         for _ in range(turns):
             await asyncio.sleep(0)
-        await lane.close()
+        await queue.close()
         assert b"was unloaded" in (await promise.answer).body
 
     asyncio.run(check())
