@@ -8,7 +8,7 @@ points or so. `passes` are 0 or 1, `alike` are 0 or 1 on tasks that are all equa
 tries, `seconds` are long-tailed numbers on an open scale. One seed speaks of its weights, several of the recipe.
 Null worlds have equal arms under conditions that break the usual assumptions: seeds of one arm that scatter ten times
 as much, arms with different numbers of seeds, twenty arms whose seeds scatter, tasks made from templates, and seeds
-added until something is significant. Template sizes and looks in turn have worlds of their own. `power` is how often a
+added until something is significant. Template sizes and looks in turn each have a world. `power` is how often a
 true gain of one arm of four is found.
 
     python perf/coverage.py            # a minute or two

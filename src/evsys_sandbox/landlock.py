@@ -186,9 +186,9 @@ def exchanged_handles(process: int, guarded: str) -> list[Handle]:
     A file to read has one offset for all that inherited it: `lseek` on the list of cases in `while read; do ./x; done <
     cases` would end the loop of the tests. The program gets such a file opened anew. A file in the guarded folder it
     gets only as its input or output, and there not a reward that the tests have written to already. In `diff <(REF)
-    <(./x)` bash gives `./x` the first pipe too, which it could read empty; it gets such a pipe where it is told to. A
-    log of the tests has one offset too: behind `lseek(1, 256 << 20)` the tests could write nothing (SIGXFSZ), and a
-    `grep` that was killed seems to have found nothing.
+    <(./x)` bash gives `./x` the first pipe too, which it could read empty; the program gets a pipe only where its
+    command line names it. A log of the tests has one offset too: behind `lseek(1, 256 << 20)` the tests could write
+    nothing (SIGXFSZ), and a `grep` that was killed seems to have found nothing.
     """
     found = []
     with open(f"/proc/{process}/cmdline", "rb") as file:

@@ -17,7 +17,7 @@ BANNED = re.compile(
 """Metaphors that were replaced by the field's own words."""
 RIDDLES = re.compile(
     r"\b(nobody|somebody|whoever|errands?|hindsight|workbench|ladders?|admissions?|of (its|their) own|(comes?|came) to"
-    r"|(goes|go|went|gone|going) on(?! (the|a|an|its|top|disk)\b)|(is|are|be|was|were|been) told)\b",
+    r"|(goes|go|went|gone|going) on(?! (the|a|an|its|top|disk)\b)|(is|are|be|was|were|been) told(?! apart))\b",
     re.IGNORECASE,
 )
 """Phrases that STYLE.md, "Voice", replaces: they do not name their subject."""
