@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from evsys_sdk.config.base import JsonDict, Params
 from evsys_sdk.config.schema import SOURCE_KEYS, DataConfig
@@ -66,6 +66,7 @@ class RowSource:
     """Of the file as it lies there; None where only the rows themselves can be hashed."""
 
 
+@runtime_checkable
 class DataSource(Protocol):
     """Which rows are these? A registered class, built with the settings of the `data` block that its `Config` names."""
 

@@ -13,7 +13,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from evsys_sdk.config.sweep import set_dotted
 from evsys_sdk.data_types import JsonObject
@@ -143,6 +143,7 @@ class ResearchState:
         return trial.score if self.direction == "max" else -trial.score
 
 
+@runtime_checkable
 class Proposer(Protocol):
     """What should be tried next?
 
