@@ -887,7 +887,7 @@ LINKS_LEFT_ALONE = {
     "a link to what the tests print": "ln -sf /dev/stdout log; echo x > log; ln -sf /dev/stderr log; echo x > log",
     "a link to the machine": "ln -sfn /usr/lib l; ls l/ > /dev/null; cd l; cd /app; ln -sf /dev/null n; echo x > n",
     "the root and the logs by their names": "cd /; ls / /logs > /dev/null; cd /logs; find /logs/verifier > /dev/null; cd verifier; echo 1 > x; cp x y; cd ..; cp verifier/x verifier/z",
-    "links of the tests in their folder": f"cd /logs/verifier; echo 1 > m; ln -s m n; echo 1 > n; ln -s {REWARD} r; cat n > r",
+    "links of the tests in their folder": f"cd /logs/verifier; echo 1 > m; ln -s m n; echo 1 > n; ln -s {REWARD} r; cat n > r; mkdir p; ln -s p q; mv -T q latest",
     "an open folder": "python3 -c \"import os; at = os.open('/logs/verifier', os.O_DIRECTORY); os.open('x', os.O_CREAT | os.O_WRONLY, dir_fd=at); os.fchdir(at); open('y', 'w')\"",
     "open files by their numbers": f"exec 7> {REWARD}; echo 1 > /dev/fd/7; echo 1 > /proc/self/fd/7; exec 7>&-",
 }  # fmt: skip
