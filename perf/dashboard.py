@@ -11,6 +11,7 @@ there is one; and `evsys dashboard` in a folder of 500 experiments. Of several t
     python perf/dashboard.py                                   # ours alone
     python perf/dashboard.py --trackio /path/to/bin/python     # beside trackio, installed in its own environment
     python perf/dashboard.py --only ingest --turns 5           # one part: ingest, scale, chart or folder
+    chrt -f 1 python perf/dashboard.py --only ingest           # as root, where other programs keep the machine busy
 """
 
 from __future__ import annotations
@@ -539,6 +540,7 @@ def main() -> int:
     figures, missed = judge(found)
     report = {"figures": figures, "goals": GOALS, "missed": missed, "measured": found, "machine": platform.platform()}
     report["load average of the last minute"] = round(os.getloadavg()[0], 1)
+    report["scheduling"] = "normal" if os.sched_getscheduler(0) == os.SCHED_OTHER else "real-time"
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     if args.json:
         print(json.dumps(report, indent=2))
