@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import shlex
 import subprocess
 import sys
 import zipfile
@@ -151,27 +150,6 @@ def test_a_scaffolded_project_validates_and_runs(project, by):
     metrics = record["runs"][0]["metrics"]
     assert {"val/requests/pass@1", "val/requests/mean_credit", "test/requests/pass@1"} <= set(metrics)
     assert not (config.parent / ".evsys").exists()
-
-
-def test_the_loop_of_the_docs_runs_as_printed(tmp_path, monkeypatch):
-    """In a process of its own each, on the mock backend and in the foreground."""
-    monkeypatch.chdir(tmp_path)
-    init_project(tmp_path, date=datetime.date(2026, 11, 18))
-    config = Path("experiments/20261118_first_sft/config.yaml")
-    config.write_text(config.read_text().replace("backend: { kind: local }", "backend: { kind: mock }"))
-    page = (ROOT / "docs/agents.md").read_text()
-    block = page.partition("## The loop")[2].partition("```bash\n")[2].partition("```")[0]
-    commands = [shlex.split(line) for line in block.splitlines()]
-    assert [words[1] for words in commands] == [
-        "context", "new-experiment", "validate", "run", "status", "show", "conclude",
-    ]  # fmt: skip
-    for words in commands:
-        words += ["--date", "20261118"] if words[1] == "new-experiment" else []
-        command = [sys.executable, "-m", "evsys_sdk.cli.main", *(word for word in words[1:] if word != "--detach")]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, (words, done.stderr)
-    (notes,) = tmp_path.glob(".evsys/outputs/*/20261118_higher_rank.notes.jsonl")
-    assert "more data" in notes.read_text()
 
 
 def test_the_wheel_holds_every_template(tmp_path):
