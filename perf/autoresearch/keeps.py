@@ -35,7 +35,7 @@ from evsys_sdk.research.shares import Seat
 from evsys_sdk.research.state import Proposer
 
 RESULTS = Path(__file__).parents[1] / "results" / "autoresearch_keeps.json"
-TRIALS, RESAMPLES = 40, 2000
+TRIALS, RESAMPLES = 60, 2000
 SHARE = 0.3
 Run = Callable[[World, int, int], Outcome]
 
@@ -189,6 +189,7 @@ def summarise(outcomes: dict[tuple[str, str], dict[int, Outcome]]) -> dict[str, 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--work", type=Path, required=True, help="folder of the outcomes so far")
@@ -202,7 +203,7 @@ def main() -> int:
         line = json.loads(text)
         outcomes.setdefault((line["world"], line["scenario"]), {})[line["seed"]] = Outcome(**line["outcome"])
     with path.open("a") as file:
-        for seed in range(args.seeds):
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
             for kind in args.worlds:
                 for name in args.scenarios:
                     if seed in outcomes.get((kind, name), {}) or time.monotonic() > end:

@@ -125,7 +125,10 @@ def ask_evolve(surface: Surface, seed: int, name: str) -> Ask:
     proposer = Evolve()
 
     def ask(done: list[Trial]) -> Proposal | None:
-        state = ResearchState(trials=done, metric="val.pass@1", direction="max", noise=surface.noise, max_score=1.0)
+        state = ResearchState(
+            trials=done, metric="val.pass@1", direction="max", noise=surface.noise, max_score=1.0,
+            trials_left=TRIALS - len(done),
+        )  # fmt: skip
         return proposer.propose(state, surface.space, random.Random(f"evolve/{seed}/{len(done)}"))
 
     return ask
