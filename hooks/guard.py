@@ -41,14 +41,17 @@ KEY_NAMES = (
 )
 KEY_EXAMPLES = (".env.example", ".env.sample", ".env.template", "*.pub")
 KEY_FOLDERS = ("~/.ssh", "~/.aws", "~/.config/gcloud", "~/.config/evsys", "~/.cache/huggingface/token")
-TEST_NAMES = ("test.jsonl", "test.jsonl.gz", "*.journal.sqlite*", "*.rollouts.jsonl")
+TEST_NAMES = ("test.jsonl", "test.jsonl.gz", "*journal.sqlite*", "*.rollouts.jsonl")
+ROWS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+ROLLOUTS = ("rollouts.jsonl", "rollouts.jsonl.gz")
+OPEN_ROLLOUTS = ("validation", "training")
+"""Folders of a run's logs in which rollouts are of one split; regrades and `evsys benchmark run` keep all together."""
 PROJECT_MARKS = (".evsys", "pyproject.toml", "experiments", ".git")
 SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "site-packages"}
 
 TEST_ADVICE = (
     "It holds tasks of the test split. They are scored by `evsys run` and stay unread, so that test scores mean "
-    "something. Use the validation tasks in data/validation, or `evsys rollouts <experiment> --failed --benchmark "
-    "val/<name>`."
+    "something. Use the validation tasks in data/validation, or `evsys rollouts <experiment> --failed --no-test`."
 )
 KEY_ADVICE = (
     "It holds keys. Programs read them from the environment; `evsys validate <config>` says which one is missing, "
@@ -63,6 +66,11 @@ HARMLESS = {
 """Programs that print nothing of a file's content."""
 PREFIXES = {"sudo", "time", "nohup", "exec", "command", "uv", "run", "then", "do", "!", "{"}
 """Words before the name of a program."""
+STARTERS = {
+    "env", "timeout", "nice", "ionice", "setsid", "stdbuf", "xargs", "watch", "bash", "sh", "zsh", "dash", "eval",
+    "script", "parallel", "flock", "poetry", "pipx", "hatch", "pixi", "conda",
+}  # fmt: skip
+"""Programs that start the one among their words; `python -m` is another."""
 READS_ALL = re.compile(
     r"\b(?:grep|egrep|fgrep|zgrep)\b[^|;&\n]*\s(?:-\w*[rR]\w*|--recursive|--dereference-recursive)\b"
     r"|\b(?:rg|ag|ack)\b|\bgit\s+(?:grep|archive|bundle)\b|\b(?:tar|zip|rsync|7z|cpio)\b"
@@ -143,7 +151,7 @@ def is_validation(entry):
 @functools.cache
 def protected_paths(root):
     """Files and folders (real paths) that hold test tasks."""
-    found, open_paths, open_ids = set(), set(), set()
+    found, open_paths, open_ids, test_ids = set(), set(), set(), set()
     for config in find_configs(root):
         try:
             with open(config, encoding="utf-8", errors="replace") as file:
@@ -151,9 +159,11 @@ def protected_paths(root):
         except OSError:
             continue
         for entry in benchmark_entries(text):
-            if is_validation(entry):
-                open_ids |= set(re.findall(r"\b(?:id|name)[\"']?\s*:\s*[\"']?([^\s\"',}\]]+)", entry))
-            for value in re.findall(r"\bpath[\"']?\s*:\s*[\"']?([^\s\"',}\]]+)", entry):
+            values = re.findall(r"\bpath[\"']?\s*:\s*[\"']?([^\s\"',}\]]+)", entry)
+            if not values:  # it names a benchmark of the workspace
+                ids = set(re.findall(r"\b(?:id|name)[\"']?\s*:\s*[\"']?([^\s\"',}\]]+)", entry))
+                (open_ids if is_validation(entry) else test_ids).update(ids)
+            for value in values:
                 for folder in (os.path.dirname(config), root):
                     path = os.path.realpath(os.path.join(folder, os.path.expanduser(value)))
                     if os.path.exists(path):
@@ -165,7 +175,7 @@ def protected_paths(root):
                   if path not in open_paths}  # fmt: skip
     for path in glob.glob(os.path.join(glob.escape(os.path.realpath(root)), ".evsys", "benchmarks", "*.jsonl")):
         identity = os.path.basename(path)[: -len(".jsonl")]  # <name>-v<version>-<hash>
-        if not open_ids & {identity, re.sub(r"-v\d+-\w+$", "", identity)}:
+        if not (open_ids - test_ids) & {identity, re.sub(r"-v\d+-\w+$", "", identity)}:
             found.add(path)
     return found
 
@@ -193,6 +203,8 @@ def why_protected(path, cwd):
             return TEST_ADVICE
         if matches(name, TEST_NAMES) or (os.sep + "logs" + os.sep + "test" + os.sep) in each:
             return TEST_ADVICE
+        if name in ROLLOUTS and os.path.basename(os.path.dirname(each)) not in OPEN_ROLLOUTS:
+            return TEST_ADVICE
     if os.path.isfile(real) and os.stat(real).st_nlink > 1 and any(is_same_file(real, test) for test in tests):
         return TEST_ADVICE
     return None
@@ -219,9 +231,57 @@ def find_inside(folder, cwd, wanted=None):
     return None
 
 
+def misuse_of_tests(config, cwd):
+    """Why this config must not be run: it trains or validates on what is closed. Its rows would come back as training
+    rows and validation rollouts, which are open."""
+    try:
+        with open(config, encoding="utf-8", errors="replace") as file:
+            text = file.read(1000000)
+    except OSError:
+        return None
+    used = PATH_LIKE.findall(re.sub(r"(?m)(^|\s)#.*$", "", text))
+    for entry in benchmark_entries(text):
+        for word in PATH_LIKE.findall(entry) if not is_validation(entry) else ():
+            if word in used:
+                used.remove(word)
+    for word in dict.fromkeys(used):
+        for folder in (cwd, os.path.dirname(config), find_project(os.path.dirname(config))):
+            path = os.path.join(folder, os.path.expanduser(word))
+            why = why_protected(path, cwd) if os.path.lexists(path) else None
+            if why:
+                return f"{os.path.relpath(config, cwd)} uses {word}, which is closed to agents, beside its test " \
+                       f"entries. {why}"  # fmt: skip
+    return None
+
+
+def check_own_tool(given, cwd):
+    """A call of our MCP server: it hands out no test rows, and starts no config that would have them handed out."""
+    path, overrides = given.get("path"), given.get("overrides")
+    words = ["run", *([path] if isinstance(path, str) else []), *(overrides if isinstance(overrides, list) else [])]
+    return check_evsys(words, cwd)
+
+
+def check_evsys(words, cwd, command=""):
+    """Why `evsys` must not be called with these words: a config, or a setting, that takes test rows for others."""
+    if words[:1] not in (["run"], ["validate"], ["data"], ["research"], ["ablate"], ["eval"]):
+        return None
+    folders = re.findall(r"\b(?:cd|pushd)\s+(\S+)", command)
+    for path in candidates(" ".join(map(str, [*folders, *words[1:]])), cwd):
+        why = why_protected(path, cwd)
+        if why:
+            return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
+        is_config = os.path.isfile(path) and not path.endswith(ROWS)
+        why = misuse_of_tests(os.path.abspath(path), cwd) if is_config else None
+        if why:
+            return why
+    return None
+
+
 def check_file(tool, given, cwd):
+    if OWN_TOOLS.match(tool):
+        return check_own_tool(given, cwd)
     path = given.get("file_path") or given.get("path") or given.get("notebook_path")
-    if not isinstance(path, str) or not path or OWN_TOOLS.match(tool):
+    if not isinstance(path, str) or not path:
         return None
     path = os.path.join(cwd, os.path.expanduser(path))
     if tool in ("Write", "write_file") and not os.path.lexists(path):
@@ -359,6 +419,20 @@ def programs_of(command):
             yield words[0], words
 
 
+def calls_of_evsys(command):
+    """The words after each `evsys` of a command line, also where another program starts it."""
+    for part in PARTS.split(command)[::2]:
+        words = words_of(part)
+        if words and (words[0] in STARTERS or re.match(r"python[\d.]*$", words[0])):
+            # `bash -c "evsys rollouts x"` has the program within quotes.
+            words = re.sub(r"['\"]", " ", part).split()
+            names = [re.sub(r"^evsys_sdk(\.cli\.main|\.cli)?$", "evsys", os.path.basename(word)) for word in words]
+            words = words[names.index("evsys") :] if "evsys" in names else words
+        elif words[:1] != ["evsys"]:
+            continue
+        yield [word.strip("'\"") for word in words[1:]]
+
+
 def without_evsys(command):
     """The command without those parts that `evsys` gets: it scores test tasks and does not print them, except by
     `evsys data`."""
@@ -371,24 +445,15 @@ def without_evsys(command):
 
 
 def shows_test_rows(command, cwd):
-    """`evsys rollouts` and `evsys data` print rows: of validation and training only."""
+    """`evsys rollouts` and `evsys data` print rows. What another config calls test is known to `--no-test` only."""
     closed = {os.path.basename(path)[: -len(".jsonl")] for path in protected_paths(find_project(cwd))
               if os.path.join(".evsys", "benchmarks") in path}  # fmt: skip
     closed |= {re.sub(r"-v\d+-\w+$", "", identity) for identity in closed}
-    for program, words in programs_of(command):
-        if program != "evsys" or len(words) < 2:
-            continue
-        if (
-            words[1] == "data"
-            and words[2:3] in (["preview"], ["pull"])
-            and closed & {w.strip("'\"") for w in words[3:]}
-        ):
+    for words in calls_of_evsys(command):
+        if words[:1] == ["data"] and words[1:2] in (["preview"], ["pull"]) and closed & set(words[2:]):
             return True
-        if words[1] == "rollouts" and not {"--help", "--train", "--no-test"} & set(words):
-            # Of several the last one holds, so every one has to be of validation.
-            asked = re.findall(r"--benchmark[= ]\s*['\"]?(\S*)", " ".join(words))
-            if not asked or not all(name.startswith("val/") for name in asked):
-                return True
+        if words[:1] == ["rollouts"] and not {"--help", "--no-test"} & set(words):
+            return True
     return False
 
 
@@ -403,6 +468,10 @@ def check_command(given, cwd):
     command = without_written_text(command)
     if shows_test_rows(command, cwd):
         return "This would show test tasks, too. With `evsys rollouts`, add `--no-test`."
+    for words in calls_of_evsys(command):
+        why = check_evsys(words, cwd, command)
+        if why:
+            return why
     programs = list(programs_of(command))
     reads_all = READS_ALL.search(command)
     is_plain = not reads_all and not re.search(r"\$\(|`|<(?!<)", command)

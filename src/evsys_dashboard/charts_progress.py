@@ -242,7 +242,12 @@ def _axis(values: Sequence[Any]) -> tuple[Any, list[tuple[str, float]]]:
         distinct = sorted(set(numbers))
         ticks = distinct if len(distinct) <= 8 else scale.ticks(5)
         return (lambda value: scale(float(value))), [(tick_text(tick), scale(tick)) for tick in ticks]
-    texts = list(dict.fromkeys(sorted("(not set)" if value is None else str(value) for value in values)))
+    # Numbers by size and words after them: where an arm lacks the setting, 16 must not stand before 2.
+    distinct_values = {"(not set)" if value is None else str(value): value for value in values}
+    is_number = {text: isinstance(value, int | float) for text, value in distinct_values.items()}
+    texts = sorted(
+        distinct_values, key=lambda one: (not is_number[one], distinct_values[one] if is_number[one] else 0, one)
+    )
     places = Scale(low=0, high=max(1, len(texts) - 1), start=bottom, end=top)
     at = {text: places(number) for number, text in enumerate(texts)}
     labels = [(_short(text, 18), place) for text, place in at.items()]

@@ -262,8 +262,9 @@ def read_query(given: QueryDict | Mapping[str, str]) -> ListQuery:
 
 SHOWN_FIELDS = (
     "id", "name", "hypothesis", "description", "status", "problem", "verdict", "metric", "best_arm", "best_value",
-    "best_low", "best_high", "training_mark", "n_tasks", "n_seeds", "n_arms", "n_runs", "n_errors", "cost_usd",
-    "seconds", "spark", "model", "backend", "algorithm", "tags", "parent_experiment_id", "created", "ended", "updated",
+    "best_low", "best_high", "standing", "training_mark", "n_tasks", "n_seeds", "n_arms", "n_runs", "n_errors",
+    "cost_usd", "seconds", "spark", "model", "backend", "algorithm", "tags", "parent_experiment_id", "created", "ended",
+    "updated",
 )  # fmt: skip
 """What a row shows and a download has; the record is not among it."""
 

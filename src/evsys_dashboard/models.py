@@ -111,6 +111,8 @@ class ExperimentRow(models.Model):
     best_high = models.FloatField(null=True)
     training_mark = models.CharField(max_length=200, blank=True, default="", db_default="")
     """What to warn of where the best arm's score is of tasks that it trained on: `on training rows`."""
+    standing = models.CharField(max_length=200, blank=True, default="", db_default="")
+    """How sure it is that the arm with the best score won: `better than the baseline`, `no arm beats the baseline`."""
     n_tasks = models.IntegerField(null=True)
     n_seeds = models.IntegerField(null=True)
     n_arms = models.IntegerField(default=0)

@@ -13,12 +13,17 @@ from typing import Any
 from evsys_dashboard.models import EvalRow, ExperimentRow, MetricKey
 from evsys_dashboard.points import curve
 from evsys_sdk.history.digest import ArmDigest, Digest, digest_of
-from evsys_sdk.record.models import ExperimentRecord, RecordedRun
+from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun
 from evsys_sdk.report.setup import setup_of
 from evsys_sdk.score_names import AmbiguousName, resolve, score_key
 
 SPARK_POINTS = 24
 OUTCOMES = {"supported": "supported", "refuted": "refuted", "inconclusive": "undecided"}
+VS_UNTRAINED = {
+    "better": "better than untrained",
+    "worse": "worse than untrained",
+    "undecided": "no clear difference from untrained",
+}
 NOT_A_RECORD = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 """What reading a record of another program may raise."""
 
@@ -64,6 +69,7 @@ def _summarize_record(row: ExperimentRow, record: ExperimentRecord, digest: Dige
     row.best_low, row.best_high = (top.low, top.high) if top and top.mean is not None else (None, None)
     judged = next((found for found in record.verdict.arms if top and found.arm == top.arm), None)
     row.training_mark = top.training_mark[:200] if top else ""
+    row.standing = standing_of(record, judged)[:200] if judged else ""
     row.n_tasks = judged.n_tasks or None if judged else None
     row.n_seeds = len(top.scores) or None if top else None
     row.n_arms, row.n_runs = len(digest.arms), len(record.runs)
@@ -85,6 +91,17 @@ def verdict_of(record: ExperimentRecord) -> str:
     if not compared:  # a single arm has only the untrained model beside it
         compared = [arm.vs_untrained.verdict for arm in arms if arm.vs_untrained and arm.vs_untrained.verdict]
     return "undecided" if compared and set(compared) == {"undecided"} else ""
+
+
+def standing_of(record: ExperimentRecord, best: JudgedArm) -> str:
+    """How sure it is that the arm with the best score won, in a few words; empty where nothing was compared."""
+    if not any(arm.verdict for arm in record.verdict.arms):
+        against = best.vs_untrained.verdict if best.vs_untrained else None
+        return VS_UNTRAINED.get(against or "", "")
+    if record.best_arm is None:
+        why = (record.verdict.model_extra or {}).get("why_no_best")
+        return why if isinstance(why, str) else "no arm is proven best"
+    return "better than the baseline" if best.verdict == "better" else "all other arms are worse"
 
 
 def cost_of(record: ExperimentRecord, *, rollouts_usd: float | None = None) -> float | None:

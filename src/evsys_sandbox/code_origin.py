@@ -120,15 +120,15 @@ _FOLDER_RUNNERS = frozenset(
 # and counts as the agent's: it works all the same, and cannot write the reward.
 _PLAIN = frozenset(
     {
-        "ar", "base32", "base64", "basename", "bzip2", "cat", "chgrp", "chmod", "chown", "chrt", "cksum", "cmp", "comm",
-        "cp", "csplit", "curl", "cut", "date", "dd", "df", "diff", "diff3", "dirname", "du", "echo", "env", "expand",
-        "false", "file", "find", "flock", "fmt", "fold", "grep", "gunzip", "gzip", "head", "hexdump", "iconv",
-        "install", "ionice", "join", "jq", "json", "ln", "ls", "md5sum", "mkdir", "mkfifo", "mktemp", "mv", "nice",
-        "nl", "nohup", "od", "paste", "patch", "pr", "printf", "prlimit", "readlink", "realpath", "rm",
-         "rmdir", "rsync", "seq", "setpriv", "setsid", "sha1sum", "sha256sum", "sha512sum", "shuf", "sleep",
-        "sort", "split", "stat", "stdbuf", "strings", "sync", "tac", "tail", "tar", "taskset", "tee", "test", "time",
-        "timeout", "touch", "tr", "true", "truncate", "tsort", "unexpand", "uniq", "unzip", "wc", "wget",
-        "which", "xargs", "xxd", "xz", "yes", "zip", "zstd",
+        "ar", "base32", "base64", "basename", "bzip2", "cat", "chgrp", "chmod", "chown", "chrt", "cksum", "cmp",
+        "comm", "cp", "csplit", "curl", "cut", "date", "dd", "df", "diff", "diff3", "dirname", "du", "echo", "env",
+        "expand", "false", "file", "find", "flock", "fmt", "fold", "grep", "gunzip", "gzip", "head", "hexdump",
+        "iconv", "install", "ionice", "join", "jq", "json", "kill", "killall", "ln", "ls", "md5sum", "mkdir", "mkfifo",
+        "mktemp", "mv", "nice", "nl", "nohup", "od", "paste", "patch", "pgrep", "pidof", "pkill", "pr", "printf",
+        "prlimit", "readlink", "realpath", "rm", "rmdir", "rsync", "seq", "setpriv", "setsid", "sha1sum", "sha256sum",
+        "sha512sum", "shuf", "sleep", "sort", "split", "stat", "stdbuf", "strings", "sync", "tac", "tail", "tar",
+        "taskset", "tee", "test", "time", "timeout", "touch", "tr", "true", "truncate", "tsort", "unexpand", "uniq",
+        "unzip", "wc", "wget", "which", "xargs", "xxd", "xz", "yes", "zip", "zstd",
     }
 )  # fmt: skip
 _COPIERS = frozenset(

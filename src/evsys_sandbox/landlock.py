@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import resource
 import stat
 import struct
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from evsys_sandbox.ptrace import (
     poke,
     put,
     read_link,
+    read_status,
     set_registers,
 )
 
@@ -39,6 +42,9 @@ SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 PATH_BENEATH = 1
 AT_FDCWD, O_PATH_CLOEXEC = -100, 0o10000000 | 0o2000000
 OPEN_FILES = "/proc/self/fd/"
+NO_LIMIT, F_SETFL = 2**64 - 1, 4
+SHELLS_OWN = 10
+"""From here on bash numbers the files that it opens for itself; scripts number theirs from 3 to 9."""
 TESTS_HOME, AGENTS_HOME = "/evsys/home", "/evsys/work"
 """The home of the tests, where they do not name one, and of the agent's programs that they run; of one length."""
 
@@ -51,6 +57,9 @@ class Handle:
     opened: str | None
     """What it gets in its place: the file itself, opened anew, or another; None for nothing."""
     offset: int = 0
+    flags: int = os.O_RDONLY
+    is_appended: bool = False
+    """The tests write there too. All write at its end, wherever one of them has moved to in it."""
 
 
 def confine(
@@ -61,11 +70,13 @@ def confine(
     writable: list[str] | None,
     until_call: Callable[[int], None],
     handles: Sequence[Handle] = (),
+    file_limit: tuple[int, int] | None = None,
     keeps_signals: bool = False,
 ) -> None:
     """Have a process, which stands at the end of a system call, enter a new Landlock domain; one in which it
     can write to these places only, where they are given. `until_call` lets it run to the next beginning or end of a
-    system call. The `handles` are exchanged before. `keeps_signals`: it can send signals only to what it starts."""
+    system call. The `handles` are exchanged and the `file_limit` is set before. `keeps_signals`: it can send
+    signals only to what it starts."""
     registers = get_registers(tid, machine)
     # Far below the stack pointer: bash may be at work here (a file without a `#!` line), and the 128 bytes below the
     # pointer are in use on x86_64. What lies there is put back at the end.
@@ -96,8 +107,10 @@ def confine(
         if handle.opened is None:
             call(machine.close, handle.number)
             continue
+        if handle.is_appended:
+            call(machine.fcntl, handle.number, F_SETFL, handle.flags)
         new = -1
-        for name, flags in ((handle.opened, os.O_RDONLY), (os.devnull, os.O_RDWR)):
+        for name, flags in ((handle.opened, handle.flags), (os.devnull, os.O_RDWR)):
             put(tid, scratch, name.encode() + b"\0")
             new = call(machine.openat, AT_FDCWD, scratch, flags, 0) if new < 0 else new
         if new < 0:
@@ -105,6 +118,11 @@ def confine(
         call(machine.lseek, new, handle.offset, os.SEEK_SET)
         call(machine.dup3, new, handle.number, 0)
         call(machine.close, new)
+
+    if file_limit is not None:
+        put(tid, scratch, struct.pack("=QQ", *file_limit))
+        if call(machine.prlimit, 0, resource.RLIMIT_FSIZE, scratch, 0) != 0:
+            raise TracingFailed
 
     # TRUNCATE exists since version 3 of Landlock (Linux 6.2), scopes since version 6 (Linux 6.12).
     scope = SCOPE_ABSTRACT_UNIX_SOCKET | (SCOPE_SIGNAL if keeps_signals else 0) if version >= 6 else 0
@@ -167,14 +185,23 @@ def exchanged_handles(process: int, guarded: str) -> list[Handle]:
 
     A file to read has one offset for all that inherited it: `lseek` on the list of cases in `while read; do ./x; done <
     cases` would end the loop of the tests. The program gets such a file opened anew. A file in the guarded folder it
-    gets only as its input or output, and there not a reward that the tests have written to already.
+    gets only as its input or output, and there not a reward that the tests have written to already. In `diff <(REF)
+    <(./x)` bash gives `./x` the first pipe too, which it could read empty; it gets such a pipe where its command says
+    so. A log of the tests has one offset too: behind `lseek(1, 256 << 20)` the tests could write nothing (SIGXFSZ), and
+    a `grep` that was killed seems to have found nothing.
     """
     found = []
+    with open(f"/proc/{process}/cmdline", "rb") as file:
+        named = set(map(int, re.findall(rb"\d+", file.read())))
+    above = read_status(process).get("PPid")
+    logs = {read_link(f"/proc/{above}/fd/{number}") for number in (1, 2)}
     for name in sorted(os.listdir(f"/proc/{process}/fd"), key=int):
         place, number = f"/proc/{process}/fd/{name}", int(name)
         path = read_link(place)
         with contextlib.suppress(OSError, StopIteration):  # closed meanwhile
             facts = os.stat(place)
+            if number >= SHELLS_OWN and stat.S_ISFIFO(facts.st_mode) and number not in named:
+                found.append(Handle(number, None))
             with open(f"/proc/{process}/fdinfo/{name}") as file:
                 info = dict(line.split(":", 1) for line in file if line.startswith(("pos:", "flags:")))
             flags, offset = int(info["flags"], 8), int(info["pos"])
@@ -187,7 +214,18 @@ def exchanged_handles(process: int, guarded: str) -> list[Handle]:
                 found.append(Handle(number, None))
             elif is_guarded and os.path.basename(path).startswith("reward") and facts.st_size:
                 found.append(Handle(number, os.devnull))
+            elif number in (1, 2) and path in logs:
+                flags = flags & os.O_ACCMODE | os.O_APPEND
+                found.append(Handle(number, f"{OPEN_FILES}{number}", flags=flags, is_appended=True))
     return found
+
+
+def lower_file_limit(process: int) -> tuple[int, int]:
+    """How large a program of the agent may make a file: less than the tests, which are to have room in their log."""
+    with open(f"/proc/{process}/limits") as file:
+        limits = next(line.split()[3:5] for line in file if line.startswith("Max file size"))
+    soft, hard = (NO_LIMIT if each == "unlimited" else int(each) // 4 * 3 for each in limits)
+    return soft, hard
 
 
 def change_home(process: int) -> None:

@@ -50,6 +50,8 @@ class Machine:
     close: int
     lseek: int
     dup3: int
+    fcntl: int
+    prlimit: int
     original: int | None = None
     """The register by which the kernel knows that a call may have to be restarted."""
 
@@ -58,12 +60,14 @@ class Machine:
 # holds the number of a call, x0 its result, 31 is sp, 32 pc). `instruction` is `syscall` and `svc #0`.
 MACHINES = {
     "x86_64": Machine(
-        27, 10, (14, 13, 12, 7, 9, 8), 10, 16, 19, b"\x0f\x05", openat=257, close=3, lseek=8, dup3=292, original=15
+        27, 10, (14, 13, 12, 7, 9, 8), 10, 16, 19, b"\x0f\x05",
+        openat=257, close=3, lseek=8, dup3=292, fcntl=72, prlimit=302, original=15,
     ),
     "aarch64": Machine(
-        34, 8, (0, 1, 2, 3, 4, 5), 0, 32, 31, b"\x01\x00\x00\xd4", openat=56, close=57, lseek=62, dup3=24
+        34, 8, (0, 1, 2, 3, 4, 5), 0, 32, 31, b"\x01\x00\x00\xd4",
+        openat=56, close=57, lseek=62, dup3=24, fcntl=25, prlimit=261,
     ),
-}
+}  # fmt: skip
 
 
 class TracingFailed(Exception):

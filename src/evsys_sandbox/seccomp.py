@@ -41,8 +41,8 @@ _GENERIC = {
     **_NEW, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "add_key": 217,
     "request_key": 218, "keyctl": 219, "userfaultfd": 282, "bpf": 280, "perf_event_open": 241,
     "open_by_handle_at": 265, "memfd_create": 279, "socket": 198, "clone": 220, "prlimit64": 261, "execve": 221,
-    "execveat": 281, "openat": 56, "chdir": 49, "fchdir": 50, "symlinkat": 36, "linkat": 37, "renameat": 38,
-    "renameat2": 276,
+    "execveat": 281, "fcntl": 25, "ioctl": 29, "openat": 56, "chdir": 49, "fchdir": 50, "symlinkat": 36, "linkat": 37,
+    "renameat": 38, "renameat2": 276,
 }  # fmt: skip
 
 
@@ -53,6 +53,8 @@ class Architecture:
     audit: int
     """AUDIT_ARCH_* of linux/audit.h."""
     numbers: Mapping[str, int]
+    direct: int = 0o40000
+    """O_DIRECT."""
     second_numbering: int | None = None
     """From here on calls have other numbers (x32 beside x86_64); no program here uses them, and all are refused."""
 
@@ -64,6 +66,7 @@ ARCHITECTURES = (
             **_NEW, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "add_key": 248,
             "request_key": 249, "keyctl": 250, "userfaultfd": 323, "bpf": 321, "perf_event_open": 298,
             "open_by_handle_at": 304, "memfd_create": 319, "socket": 41, "clone": 56, "prlimit64": 302, "execve": 59,
+            "fcntl": 72, "ioctl": 16,
             "execveat": 322, "open": 2, "openat": 257, "creat": 85, "chdir": 80, "fchdir": 81, "symlink": 88,
             "symlinkat": 266, "link": 86, "linkat": 265, "rename": 82, "renameat": 264, "renameat2": 316,
         },
@@ -75,12 +78,12 @@ ARCHITECTURES = (
             **_NEW, "ptrace": 26, "process_vm_readv": 347, "process_vm_writev": 348, "kcmp": 349, "add_key": 286,
             "request_key": 287, "keyctl": 288, "userfaultfd": 374, "bpf": 357, "perf_event_open": 336,
             "open_by_handle_at": 342, "memfd_create": 356, "socketcall": 102, "socket": 359,
-            "clone": 120, "prlimit64": 340, "execve": 11, "execveat": 358,
+            "clone": 120, "prlimit64": 340, "execve": 11, "execveat": 358, "fcntl": 55, "fcntl64": 221, "ioctl": 54,
             "open": 5, "openat": 295, "creat": 8, "chdir": 12, "fchdir": 133, "symlink": 83, "symlinkat": 304,
             "link": 9, "linkat": 303, "rename": 38, "renameat": 302, "renameat2": 353,
         },
     ),
-    Architecture(0xC00000B7, _GENERIC),  # aarch64
+    Architecture(0xC00000B7, _GENERIC, direct=0o200000),  # aarch64
     Architecture(0xC00000F3, _GENERIC),  # riscv64
     Architecture(
         0x40000028,  # arm
@@ -88,13 +91,16 @@ ARCHITECTURES = (
             **_NEW, "ptrace": 26, "process_vm_readv": 376, "process_vm_writev": 377, "kcmp": 378, "add_key": 309,
             "request_key": 310, "keyctl": 311, "userfaultfd": 388, "bpf": 386, "perf_event_open": 364,
             "open_by_handle_at": 371, "memfd_create": 385, "socket": 281, "clone": 120, "prlimit64": 369, "execve": 11,
-            "execveat": 387, "open": 5, "openat": 322, "creat": 8, "chdir": 12, "fchdir": 133, "symlink": 83,
-            "symlinkat": 331, "link": 9, "linkat": 330, "rename": 38, "renameat": 329, "renameat2": 382,
+            "execveat": 387, "fcntl": 55, "fcntl64": 221, "ioctl": 54, "open": 5, "openat": 322, "creat": 8,
+            "chdir": 12, "fchdir": 133, "symlink": 83, "symlinkat": 331, "link": 9, "linkat": 330, "rename": 38,
+            "renameat": 329, "renameat2": 382,
         },
+        direct=0o200000,
     ),
 )  # fmt: skip
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT, THIRD_ARGUMENT = 0, 4, 16, 32
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT, THIRD_ARGUMENT = 0, 4, 16, 24, 32
 """Where they stand in the kernel's `struct seccomp_data`; of an argument its lower half (little-endian machines)."""
+F_SETFL, TIOCSTI, TIOCLINUX = 4, 0x5412, 0x541C
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, FAIL, TRACE = 0x7FFF0000, 0x00050000, 0x7FF00000
 REFUSE, UNKNOWN_FAMILY, UNKNOWN_CALL = FAIL | errno.EPERM, FAIL | errno.EAFNOSUPPORT, FAIL | errno.ENOSYS
@@ -119,7 +125,7 @@ def seccomp_filter(*, traces_executions: bool = False, traces_opens: bool = Fals
     """Lets every call pass but these; on a machine that it does not know it refuses all, so that nothing runs.
 
     `traces_executions` and `traces_opens` (of files to write, and of folders) are for processes that have a tracer:
-    without one they could execute nothing.
+    without one they could execute nothing. With the latter, no open file becomes one of O_DIRECT.
     """
     program: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE)]
     for architecture in ARCHITECTURES:
@@ -152,7 +158,17 @@ def seccomp_filter(*, traces_executions: bool = False, traces_opens: bool = Fals
         for family in FAMILIES.values():
             families += [(JUMP_IF_EQUAL, 0, 1, family), (RETURN, 0, 0, ALLOW)]
         families.append((RETURN, 0, 0, UNKNOWN_FAMILY))
-        looks = {"clone": flags, "prlimit64": limits, "socket": families}
+        # What a program puts into its terminal's input is typed for the shell that started it there.
+        typing: list[Instruction] = [(LOAD, 0, 0, SECOND_ARGUMENT), (JUMP_IF_EQUAL, 1, 0, TIOCSTI)]
+        typing += [(JUMP_IF_EQUAL, 0, 1, TIOCLINUX), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+        looks = {"clone": flags, "prlimit64": limits, "socket": families, "ioctl": typing}
+        if traces_opens:
+            # Flags belong to all that have inherited an open file. With O_DIRECT the tests cannot write a line to
+            # their log any more, and a `grep` that cannot print what it found seems to have found nothing.
+            states: list[Instruction] = [(LOAD, 0, 0, SECOND_ARGUMENT), (JUMP_IF_EQUAL, 0, 3, F_SETFL)]
+            states += [(LOAD, 0, 0, THIRD_ARGUMENT), (JUMP_IF_ANY_BIT, 0, 1, architecture.direct)]
+            states += [(RETURN, 0, 0, FAIL | errno.EINVAL), (RETURN, 0, 0, ALLOW)]
+            looks |= {"fcntl": states, "fcntl64": states}
         for name, place in OPENS.items() if traces_opens else ():
             looks[name] = [(LOAD, 0, 0, FIRST_ARGUMENT + 8 * place), (JUMP_IF_ANY_BIT, 0, 1, LOOKED_AT)]
             looks[name] += [(RETURN, 0, 0, TRACE | TRACED.index(name)), (RETURN, 0, 0, ALLOW)]

@@ -40,6 +40,7 @@ from evsys_sandbox.landlock import (
     confine,
     exchanged_handles,
     landlock_version,
+    lower_file_limit,
     writable_places,
 )
 from evsys_sandbox.links import (
@@ -376,7 +377,7 @@ class Tracer:
                     # On from inside `execve` to its end: the kernel would overwrite what is put into registers before.
                     self.put_off.clear()
                     self._until_call(process)
-                writable, handles = None, []
+                writable, handles, file_limit = None, [], None
                 if is_first_confined:
                     assert self.guarded is not None
                     if self.guarded_handle is None:
@@ -385,6 +386,7 @@ class Tracer:
                     writable = writable_places(process, self.guarded)
                     if is_first_of_agents:
                         handles = exchanged_handles(process, self.guarded)
+                        file_limit = lower_file_limit(process)
                         if inside_call:
                             change_home(process)
                 confine(
@@ -393,6 +395,7 @@ class Tracer:
                     version=self.landlock_version,
                     writable=writable,
                     handles=handles,
+                    file_limit=file_limit,
                     until_call=self._until_call,
                     # A checker that is killed has found no fault. Where programs are to outlive the one that started
                     # them, another one may have to stop them (`stop.sh`), and all of them are beside each other.

@@ -93,9 +93,14 @@ class SettingsChanged(EvsysError):
         ]
 
 
+def put_on_one_line(text: str) -> str:
+    """`text` without line breaks and secrets; one that was broken over lines would not be known as one later."""
+    return " ".join(redact(text).split())
+
+
 def shorten(text: str, limit: int = 60) -> str:
     """`text` on one line, cut in the middle when longer than `limit`; half a secret would not be known as one later."""
-    text = " ".join(redact(text).split())
+    text = put_on_one_line(text)
     half = (limit - 3) // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
 

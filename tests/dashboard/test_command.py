@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -84,6 +85,27 @@ def test_a_port_that_is_taken_is_refused_if_it_was_asked_for_and_passed_over_if_
         assert (ended.returncode, f"port {port} on 127.0.0.1 is in use" in ended.stderr) == (1, True)
     with running(tmp_path) as (_, first), running(tmp_path) as (_, second):
         assert first["url"] != second["url"]
+
+
+def test_an_answer_does_not_wait_for_the_client_to_acknowledge_its_headers():
+    from evsys_dashboard.server import listen
+
+    async def nagle_is_off() -> bool:
+        found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(bool(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+            writer.close()
+
+        sock = listen("127.0.0.1", 0)
+        async with await asyncio.start_server(answer, sock=sock):
+            _, writer = await asyncio.open_connection(*sock.getsockname())
+            is_off = await found
+            writer.close()
+            return is_off
+
+    assert asyncio.run(nagle_is_off())
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):

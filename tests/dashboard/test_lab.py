@@ -191,6 +191,46 @@ def test_a_row_says_that_its_score_is_on_training_rows(visitor, project, rows, m
 
 
 @pytest.mark.parametrize(
+    ("baseline", "candidate", "best", "why", "said"),
+    [
+        ("baseline", "better", "candidate", None, "better than the baseline"),
+        ("baseline", "undecided", None, "no arm beats the baseline", "no arm beats the baseline"),
+        ("baseline", "undecided", None, None, "no arm is proven best"),
+        ("worse", "baseline", "candidate", None, "all other arms are worse"),
+        (None, None, "candidate", None, ""),
+    ],
+)
+def test_a_row_says_how_sure_it_is_that_the_best_arm_won(
+    visitor, project, rows, baseline, candidate, best, why, said
+):  # fmt: skip
+    from evsys_dashboard.summary import summarize
+
+    record = rows.record_of("sure", {"first": ({}, [0.5, 0.52]), "candidate": ({}, [0.9, 0.92])})
+    record["best_arm"], record["verdict"]["why_no_best"] = best, why
+    for arm, word in zip(record["verdict"]["arms"], (baseline, candidate), strict=True):
+        arm["verdict"] = word
+    row = rows.add_experiment(project, "sure", record=record)
+    summarize(row)
+    row.save()
+    assert row.best_arm == "candidate"
+    [cell] = re.findall(r'data-label="Best arm".*?</td>', show(visitor, project).content.decode(), re.DOTALL)
+    assert re.findall(r'<div class="small clip"[^>]*>(.*?)</div>', cell) == ([said] if said else [])
+    [line] = csv.DictReader(io.StringIO(b"".join(show(visitor, project, "experiments.csv")).decode()))
+    assert line["standing"] == said
+
+
+def test_a_single_arm_is_set_against_the_untrained_model(django_ready, rows):
+    from evsys_dashboard.summary import standing_of
+    from evsys_sdk.record.models import ExperimentRecord
+
+    for word, said in (("better", "better than untrained"), ("undecided", "no clear difference from untrained")):
+        record = rows.record_of("one", {"only": ({}, [0.5])})
+        record["verdict"]["arms"][0]["vs_untrained"] = {"verdict": word}
+        typed = ExperimentRecord.model_validate(record)
+        assert standing_of(typed, typed.verdict.arms[0]) == said
+
+
+@pytest.mark.parametrize(
     ("searched", "budget", "rollouts", "cost"),
     [
         ([0.5, 0.25], None, None, 0.75),

@@ -282,3 +282,10 @@ def test_hostile_texts_are_only_shown(visitor, project, rows):
 def test_an_empty_project_says_what_to_do_next(visitor, project):
     text = visitor.get(f"/p/{project.id}/progress").content.decode()
     assert "success_metric: val.pass@1" in text
+
+
+def test_an_axis_of_numbers_some_arms_lack_has_them_by_size(django_ready):
+    from evsys_dashboard.charts_progress import _axis
+
+    _, labels = _axis([16, None, 2, 3.5, "auto"])
+    assert [text for text, _ in labels] == ["2", "3.5", "16", "(not set)", "auto"]

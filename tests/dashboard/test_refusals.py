@@ -330,3 +330,10 @@ def test_a_bomb_is_not_unpacked_before_it_is_refused(django_ready):
     finally:
         tracemalloc.stop()
     assert peak < 1_000_000
+
+
+def test_a_page_that_does_not_exist_leads_back_to_the_lab(visitor, project):
+    for path in (f"p/{project.id}/experiments/none", "p/none/", "nothing/here"):
+        answer = visitor.get(f"/{path}")
+        assert answer.status_code == 404
+        assert '<a href="/">Open the Lab</a>' in answer.content.decode(), path

@@ -42,6 +42,20 @@ def test_an_empty_page_names_commands_that_exist(visitor, project, page):
         parse(words)  # raises for a verb or an option that does not exist
 
 
+def test_files_that_experiments_read_are_listed_with_who_used_them(visitor, project, rows):
+    ids = [
+        rows.add_experiment(project, f"e{n}", record=rows.record_of(f"e{n}", {"a": ({}, [0.5])})).id for n in range(5)
+    ]
+    text = visitor.get(f"/p/{project.id}/benchmarks").content.decode()
+    assert "No benchmark yet" not in text and "val/tools" in text and "5f0c1a2b5f0c" in text
+    assert [one for one in ids if f"experiments/{one}" in text] == ids[2:] and "and 2 more" in text
+    text = visitor.get(f"/p/{project.id}/datasets").content.decode()
+    assert "No dataset yet" not in text and "data/train.jsonl" in text and "val/tools" not in text
+    add_suite(project, "train", sha256="77ea92f4" * 8)
+    text = visitor.get(f"/p/{project.id}/datasets").content.decode()
+    assert "data/train.jsonl" not in text, "it was uploaded, and is listed as that"
+
+
 def test_the_val_and_the_test_split_of_a_name_are_two_benchmarks(visitor, project):
     for split in ("val", "test"):
         add_suite(project, kind="benchmark", split=split, id=f"{project.id}-{split}")

@@ -191,6 +191,84 @@ def test_the_calls_above_and_those_that_write_are_all_tools():
     assert {name for name, _ in SAME} | {"launch", "conclude"} == {spec.name for spec in TOOLS}
 
 
+ODD = ("failed", "unscored", "hidden", "broken", "cut", "empty")
+
+
+@pytest.fixture(scope="module")
+def odd_records(tmp_path_factory) -> Path:
+    """A project whose records are no ordinary ones: see `ODD`."""
+    root = make_project(tmp_path_factory.mktemp("odd"))
+    (root / "boom.py").write_text(
+        "from evsys_sdk import register_transform\n\n\n"
+        "@register_transform('boom')\nclass Boom:\n"
+        "    def __call__(self, rows):\n        raise OSError('no \\x1b[31mrows')\n"
+    )
+    data = {"path": "data/train.jsonl", "transforms": [{"kind": "boom"}]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        write_config(root, "unscored", metadata={"tags": ["\u202eodd"]})
+        assert main(["run", "config.yaml", "--quiet"]) == 0
+        config = yaml.safe_load((root / "config.yaml").read_text())
+        config["run"]["data"] = data
+        write_config(root, "failed", run=config["run"], imports=["boom"])
+        assert main(["run", "config.yaml", "--quiet"]) == 2
+        write_config(root, "hidden", metadata={"hypothesis": "\x1b]8;;x\x07link \u202e\u200b\U000e0041 a\ttab\u0085"})
+        assert main(["run", "config.yaml", "--quiet"]) == 0
+    whole = (root / "outputs/unscored.experiment_result.json").read_text()
+    for name, text in (("broken", '{"name": [1, 2'), ("cut", whole[: len(whole) // 2]), ("empty", "")):
+        (root / f"outputs/{name}.experiment_result.json").write_text(text)
+    return root
+
+
+ODD_CALLS = [
+    *((tool, {"experiment": name}) for tool in ("show", "follow", "rollouts") for name in ODD),
+    *[
+        ("history", {}),
+        ("history", {"statuses": ["failed", "unreadable"]}),
+        ("context", {}),
+        ("context", {"tokens": 60}),
+    ],
+    *[("compare", {"experiments": ["failed", "unscored"]}), ("compare", {"experiments": ["hidden", "unscored"]})],
+    *[("compare", {"experiments": ["hidden", "broken"]}), ("show", {}), ("validate", {"path": "config.yaml"})],
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), ODD_CALLS, ids=str)
+def test_odd_records_are_answered_as_the_verb_answers_them(odd_records, monkeypatch, capsys, name, arguments):
+    monkeypatch.chdir(odd_records)
+    result = ask_one(server_of(odd_records), name, **arguments)
+    capsys.readouterr()
+    code = main(words_of(name, arguments))
+    said = capsys.readouterr()
+    printed = json.loads(said.out)
+    assert result.is_error == (code == 1)
+    assert result.structured_content == cleaned(printed)
+    if code:
+        assert result.content[0].text == cleaned(printed["error"])
+    elif cleaned(printed) == printed:  # else the answer has less: control characters are taken out
+        assert result.content[0].text + "\n" == said.out
+
+
+def test_a_project_without_experiments_is_answered_as_the_verb_answers_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, arguments in (("history", {}), ("context", {}), ("show", {}), ("rollouts", {}), ("list", {})):
+        result = ask_one(server_of(tmp_path), name, **arguments)
+        capsys.readouterr()
+        assert result.is_error == (main(words_of(name, arguments)) == 1), name
+        assert result.structured_content == json.loads(capsys.readouterr().out), name
+
+
+HIDDEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200b\\u202e\\U000e0041]")
+
+
+def cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return HIDDEN.sub("", value)
+    if isinstance(value, dict):
+        return {key: cleaned(item) for key, item in value.items()}
+    return [cleaned(item) for item in value] if isinstance(value, list) else value
+
+
 REFUSED = [
     ("show", {"experiment": "frist"}),
     ("compare", {"experiments": ["first", "nothing"]}),
@@ -300,6 +378,24 @@ def test_no_row_of_a_test_benchmark_leaves(store):
         result = ask_one(server_of(store), "rollouts", **arguments)
         assert result.is_error
         assert "say white" not in result.content[0].text
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])
+def test_what_one_experiment_tests_on_does_not_leave_as_validation_rows_of_another(new_project, capsys, ended):
+    assert main(["run", "config.yaml", "--quiet"]) == 0
+    entry = {"path": "bench/test/tasks.jsonl", "split": "val", "name": "mine", "baseline": True}
+    renamed = write_config(new_project, "second", metadata={"benchmark": [entry]})
+    assert main(["run", str(renamed), "--quiet"]) == 0
+    if not ended:
+        (new_project / "outputs/second.experiment_result.json").unlink()
+    for arguments in ({}, {"benchmark": "val/mine"}, {"step": "all"}):
+        result = ask_one(server_of(new_project), "rollouts", experiment="second", **arguments)
+        assert result.is_error and CANARY not in result.model_dump_json()
+    capsys.readouterr()
+    assert main(["rollouts", "second", "--no-test", "--diff", "untrained", "r0"]) == 0
+    assert "0 of 0 tasks" in capsys.readouterr().out
+    assert main(["rollouts", "second"]) == 0, "a person may still read them"
+    assert CANARY in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

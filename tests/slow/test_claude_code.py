@@ -156,7 +156,7 @@ def test_claude_code_goes_once_around_the_loop(claude, tmp_path):
         "validate": shell(f"evsys validate {second} --json"),
         "launch": shell(f"evsys run {second} --quiet"),
         "show": shell("evsys show 20260103_more_steps --json"),
-        "rollouts": shell("evsys rollouts 20260103_more_steps --failed --benchmark val/requests --limit 1"),
+        "rollouts": shell("evsys rollouts 20260103_more_steps --failed --no-test --limit 1"),
         "conclude": shell("evsys conclude 20260103_more_steps --text 'More steps helped; try more data.'"),
     }
     server = ScriptedMessages(list(steps.values()))

@@ -8,7 +8,7 @@ import pytest
 
 from evsys_sandbox.seccomp import ARCHITECTURES, REFUSED, seccomp_filter
 
-ALLOW, REFUSE, UNKNOWN_FAMILY, NOT_THERE = 0x7FFF0000, 0x00050001, 0x00050061, 0x00050026
+ALLOW, REFUSE, UNKNOWN_FAMILY, NOT_THERE, INVALID = 0x7FFF0000, 0x00050001, 0x00050061, 0x00050026, 0x00050016
 X86_64, I386, AARCH64, UNKNOWN = 0xC000003E, 0x40000003, 0xC00000B7, 0x16
 AF_UNIX, AF_INET, AF_ALG, AF_VSOCK = 1, 2, 38, 40
 
@@ -112,6 +112,29 @@ def test_the_tracer_sees_what_opens_files_to_write_or_folders(architecture):
     assert verdict(at, 437, traced=True) == NOT_THERE
     names = ("openat", "chdir", "fchdir", "openat2")
     assert {verdict(at, numbers[name], third=0o1) for name in names} == {ALLOW}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: hex(a.audit))
+def test_a_program_types_nothing_into_its_terminal(architecture):
+    """TIOCSTI, TIOCLINUX, and neighbours of the first (TIOCGWINSZ, TIOCGSID)."""
+    at, number = architecture.audit, architecture.numbers["ioctl"]
+    assert [verdict(at, number, 0, second=each) for each in (0x5412, 0x541C, 0x5413, 0x5429)] == [
+        REFUSE,
+        REFUSE,
+        ALLOW,
+        ALLOW,
+    ]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: hex(a.audit))
+def test_no_open_file_that_tests_share_becomes_one_of_whole_blocks(architecture):
+    """F_SETFL with O_DIRECT; not with O_NONBLOCK and O_APPEND, and no other command, such as F_SETFD."""
+    at, direct = architecture.audit, 0o200000 if architecture.audit in (0xC00000B7, 0x40000028) else 0o40000
+    for name in {"fcntl", "fcntl64"} & architecture.numbers.keys():
+        calls = [(4, direct), (4, direct | 0o4000), (4, 0o6001), (2, direct)]
+        answers = [verdict(at, architecture.numbers[name], 1, flags, second=does, traced=True) for does, flags in calls]
+        assert answers == [INVALID, INVALID, ALLOW, ALLOW]
+        assert verdict(at, architecture.numbers[name], 1, direct, second=4) == ALLOW
 
 
 @pytest.mark.parametrize("number", [0, 1, 59, 101, 250, 521])

@@ -71,6 +71,8 @@ class ExperimentSummary(ApiModel):
     best_low: float | None
     best_high: float | None
     """95 % interval of the best arm."""
+    standing: str
+    """How sure it is that `best_arm` won, such as `better than the baseline`; empty where nothing was compared."""
     training_mark: str
     """A warning where the best arm's score is of tasks that it trained on, such as `on training rows`; else empty."""
     n_tasks: int | None

@@ -27,6 +27,10 @@ LONGEST_ROW = 4000
 LOOKED_THROUGH = 1000
 """Experiments, the newest, that are looked through for users of a suite."""
 NAMING_KEYS = ("dataset_name", "dataset_id")
+FILE_LABELS = {SuiteVersion.Kind.DATASET: "contents of ", SuiteVersion.Kind.BENCHMARK: "tasks of "}
+"""How a record's `contents` calls what an experiment read, by what it is."""
+SHOWN_FILES = 200
+SHOWN_USERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,25 @@ class SuiteUser:
     """The config names the suite; which version that was, the record does not say."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedFile:
+    """Rows or tasks that experiments read from a file."""
+
+    name: str
+    """Of a dataset the path in the config; of a benchmark `<split>/<name>`."""
+    sha256: str
+    users: list[SuiteUser]
+    """The newest first."""
+
+    @property
+    def shown_users(self) -> list[SuiteUser]:
+        return self.users[:SHOWN_USERS]
+
+    @property
+    def n_more(self) -> int:
+        return len(self.users) - len(self.shown_users)
+
+
 @dataclass(slots=True, kw_only=True)
 class SuiteUsage:
     """What the project's experiments used."""
@@ -49,7 +72,19 @@ class SuiteUsage:
     """By every id or name that a config has."""
     by_name: dict[str, list[SuiteUser]] = field(default_factory=dict)
     """By the names that configs have, of experiments without hashes: where there are some, these tell the version."""
+    by_label: dict[tuple[str, str], list[SuiteUser]] = field(default_factory=dict)
+    """By what a record's `contents` calls it and its hash."""
     is_cut: bool = False
+
+    def files(self, kind: str, uploaded: set[str]) -> list[UsedFile]:
+        """What experiments read without it being uploaded, the one that was used last first."""
+        prefix = FILE_LABELS[SuiteVersion.Kind(kind)]
+        found = [
+            UsedFile(name=label.removeprefix(prefix), sha256=sha256, users=users)
+            for (label, sha256), users in self.by_label.items()
+            if label.startswith(prefix) and sha256 not in uploaded
+        ]
+        return sorted(found, key=lambda one: -one.users[0].created)
 
     def users_of(self, suite: SuiteVersion) -> list[SuiteUser]:
         """The newest first."""
@@ -70,7 +105,12 @@ def usage_in(project: Project) -> SuiteUsage:
         if number == LOOKED_THROUGH:
             usage.is_cut = True
             break
-        hashes = {str(value) for value in contents.values()} if isinstance(contents, dict) else set()
+        labelled = (
+            {(str(label), str(value)) for label, value in contents.items()} if isinstance(contents, dict) else set()
+        )
+        hashes = {sha256 for _, sha256 in labelled}
+        for one in labelled:
+            usage.by_label.setdefault(one, []).append(SuiteUser(id=pk, name=name, created=created))
         for sha256 in hashes:
             usage.by_hash.setdefault(sha256, []).append(SuiteUser(id=pk, name=name, created=created))
         for text in {*_names(config), *_names(recorded)}:
@@ -124,7 +164,8 @@ def _list(request: HttpRequest, project: str, kind: str, title: str) -> HttpResp
         versions.setdefault((suite.name, suite.split), []).append(suite)
     start = _start(request)
     page = list(versions.values())[start : start + PAGE_NAMES]
-    usage = usage_in(found) if page else SuiteUsage()
+    usage = usage_in(found)
+    files = usage.files(kind, {suite.sha256 for suites in versions.values() for suite in suites}) if not start else []
     end = start + len(page)
     context = {
         "project": found,
@@ -140,6 +181,8 @@ def _list(request: HttpRequest, project: str, kind: str, title: str) -> HttpResp
             for suites in page
         ],
         "more_url": f"?from={end}" if end < len(versions) else "",
+        "files": files[:SHOWN_FILES],
+        "n_more_files": max(0, len(files) - SHOWN_FILES),
         "is_cut": usage.is_cut,
         "looked_through": LOOKED_THROUGH,
     }

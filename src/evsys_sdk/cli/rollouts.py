@@ -42,7 +42,9 @@ def complete_records(ctx: click.Context, param: click.Parameter, incomplete: str
     "--step", metavar="N", help="the evaluation at this step; 0 is the untrained model, `all` shows every evaluation"
 )
 @click.option("--train", is_flag=True, help="rollouts that the run was trained on, not evaluations")
-@click.option("--no-test", is_flag=True, help="leave out test benchmarks, as if the record did not have them")
+@click.option(
+    "--no-test", is_flag=True, help="leave out what any experiment here tests on, as if the record did not have it"
+)
 @click.option(
     "--diff",
     cls=WordsOption,

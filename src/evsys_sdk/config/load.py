@@ -100,7 +100,7 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
 
 
 def _existing_path(data: Any, path: KeyPath) -> KeyPath:
-    """`path` with parts rejoined where the data has a key with dots in it (a sweep's axes)."""
+    """`path` with parts rejoined where the data has a key with dots in it (a sweep's axes), or is to get one."""
     # The longest first: an axis such as `algorithm.params.lr` is one key, dots and all.
     for end in range(len(path), 1, -1):
         joined = ".".join(map(str, path[:end]))
@@ -112,7 +112,10 @@ def _existing_path(data: Any, path: KeyPath) -> KeyPath:
         inner = data[path[0]]
     except (KeyError, IndexError, TypeError):
         return path
-    return (path[0], *_existing_path(inner, path[1:]))
+    rest = _existing_path(inner, path[1:])
+    if path[0] == "axes" and rest and rest[0] not in inner:
+        rest = (".".join(map(str, rest)),)  # a new axis
+    return (path[0], *rest)
 
 
 def plain(config: BaseModel) -> JsonDict:

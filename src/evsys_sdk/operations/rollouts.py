@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from evsys_sdk.constants import RUN_RESULT_FILE
+from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import EvsysError, closest, not_known
 from evsys_sdk.experiment.rollout_view import Diff, RolloutView, compare_sides, latest, read_rollouts
 from evsys_sdk.history.history import slug_of
 from evsys_sdk.operations.place import HistoryPlace
+from evsys_sdk.stats.task_sketch import sketch_from, sketch_of
 
 LISTED = 20
 """Names that a message lists; of more only the closest."""
@@ -33,7 +35,7 @@ class WantedRollouts:
     """A step, `all`, or None for the last evaluation of each run."""
     train: bool = False
     without_test: bool = False
-    """Leave out what was tried on test benchmarks, as if the record did not have it."""
+    """Leave out what was tried on tasks that any experiment here tests on, as if the record did not have it."""
 
     def matches(self, view: RolloutView, *, of_any_arm: bool = False) -> bool:
         is_of_arm = of_any_arm or not self.arms or view.arm in self.arms or view.run in self.arms
@@ -71,7 +73,7 @@ def find_rollouts(place: HistoryPlace, ref: str | None, wanted: WantedRollouts, 
     target, run = find_record(place, ref)
     found = read_rollouts(target, run=run)
     # `every` is what messages may name: what the record has, without what must not be shown.
-    every = views = _allowed(found.training if wanted.train else found.views, wanted)
+    every = views = _allowed(found.training if wanted.train else found.views, wanted, place)
     step = wanted.step
     if step is None and not wanted.train:
         views = latest(views)
@@ -91,10 +93,27 @@ def find_rollouts(place: HistoryPlace, ref: str | None, wanted: WantedRollouts, 
     return FoundRollouts(record=target, asked=asked, views=views, limit=limit)
 
 
-def _allowed(views: list[RolloutView], wanted: WantedRollouts) -> list[RolloutView]:
+def _allowed(views: list[RolloutView], wanted: WantedRollouts, place: HistoryPlace) -> list[RolloutView]:
     if not wanted.without_test:
         return views
-    return [view for view in views if view.benchmark.partition("/")[0] != TEST]
+    kept = [view for view in views if view.benchmark.partition("/")[0] != TEST]
+    # Tasks are known by what they say: a config may call another experiment's test tasks "val", or train on them.
+    sketches = [entry.digest.sketches.items() for entry in (place.history().entries if kept else ())]
+    tests = [sketch_from(sketch) for of_one in sketches for name, sketch in of_one if name.partition("/")[0] == TEST]
+    asked: dict[str, dict[str, HarborTask]] = {}
+    for view in kept:
+        text = view.messages[-1]["text"] if view.messages else ""
+        task = HarborTask(
+            task_id=view.task_id, instruction=text, verifier=InProcessVerifier(fn_name="", expected=view.expected)
+        )
+        asked.setdefault(view.benchmark, {})[view.task_id] = task
+    closed = {
+        name
+        for name, tasks in asked.items()
+        for sketch in [sketch_of([*tasks.values()])]
+        if any(test is not None and sketch.is_like(test) for test in tests)
+    }
+    return [view for view in kept if view.benchmark not in closed]
 
 
 def find_record(place: HistoryPlace, ref: str | None) -> tuple[Path, str | None]:
@@ -186,7 +205,9 @@ def diff_rollouts(
     found = read_rollouts(target, run=run)
     sides = list(sides) or [name for name in wanted.arms if name in found.arms][:2]
 
+    allowed = {view.benchmark for view in _allowed(found.views, wanted, place)}
+
     def only(view: RolloutView) -> bool:
-        return bool(_allowed([view], wanted)) and wanted.matches(view, of_any_arm=True)
+        return view.benchmark in allowed and wanted.matches(view, of_any_arm=True)
 
     return FoundDiff(record=target, diff=compare_sides(found, sides, only=only), limit=limit)

@@ -76,6 +76,18 @@ class LineFile:
             raise EvsysError(f"cannot write to {self.path}: only a part of the line fitted; is the disk full?")
         return end
 
+    def read_lines(self, start: int, size: int) -> bytes:
+        """Whole lines from byte `start` on: as many as fit into `size` bytes, or one that is longer."""
+        with self._lock:
+            data = os.pread(self.fileno(), size, start)
+        end = data.rfind(b"\n") + 1
+        while not end and len(data) == size:
+            size *= 4
+            with self._lock:
+                data = os.pread(self.fileno(), size, start)
+            end = data.find(b"\n") + 1
+        return data[:end]
+
     def close(self) -> None:
         with self._lock:
             if self._descriptor is not None:

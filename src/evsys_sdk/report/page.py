@@ -16,7 +16,7 @@ from statistics import fmean
 
 from evsys_sdk import files
 from evsys_sdk.constants import EXPERIMENT_RESULT_FILE, JOURNAL_FILE, MODEL_ROLLOUTS_FILE, START, UNTRAINED
-from evsys_sdk.errors import FOREIGN, Cancelled
+from evsys_sdk.errors import FOREIGN, Cancelled, put_on_one_line
 from evsys_sdk.format import amount, amount_unit, count, inline_markdown, markdown_text, name_list, score_text, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult, RunResult, Score
@@ -52,7 +52,7 @@ class PageTable:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(put_on_one_line(str(cell)).replace("|", "\\|") for cell in cells) + " |"
 
 
 BEFORE = ""

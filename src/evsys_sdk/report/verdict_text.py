@@ -7,6 +7,7 @@ result, then a line per arm, then notes.
 from __future__ import annotations
 
 from evsys_sdk.constants import UNTRAINED
+from evsys_sdk.errors import put_on_one_line
 from evsys_sdk.format import (
     amount,
     amount_unit,
@@ -39,7 +40,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     lines = []
     for arm in (arm for arm in verdict.arms if arm.has_many_errors):
         share = f"{100 * arm.n_errors / arm.n_rollouts:.0f} %"
-        first = f"; first error: {' '.join(arm.first_error.split())}" if arm.first_error else ""
+        first = f"; first error: {put_on_one_line(arm.first_error)}" if arm.first_error else ""
         lines.append(
             f"Warning: {errors_text(arm.n_errors, arm.n_rollouts)} in {arm.arm} ({share}{first}) and count as "
             "failures. Fix the cause before trusting its score."

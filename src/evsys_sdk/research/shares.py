@@ -4,7 +4,7 @@ In: the trials so far, and which proposers sit at the table with what cap. Out: 
 the same trials give the same choice.
 
 Weighted fair queueing: each proposer has a weight, and the next trial goes to whom the fewest trials per weight have
-gone. The weight begins as the cap and follows what the kept gains per cost were, down to a tenth of the cap.
+gone. The weight begins as the cap and follows how often a proposer's trials end above the incumbent, per cost.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from evsys_sdk.research.state import SPENT, Proposer, Trial
 CAP, EVOLVE = 0.3, "evolve"
 """Of the launched trials, for every kind but `evolve`: an optimiser with 30 % of an agent's proposals did best where it
 was measured, and one with 80 % worse than without (arXiv 2603.24647)."""
-LEAST = 0.1
-"""Of its cap, which a proposer without any gain keeps, so that it can be seen to have become better."""
-PRIOR = 4.0
-"""Launched trials of average gain that every proposer is credited with before its own count."""
+LEAST = 0.05
+"""Of its cap, which a proposer without any advance keeps, so that it can be seen to have become better."""
+PRIOR_ADVANCES, PRIOR_TRIALS = 0.5, 2.0
+"""What every proposer is credited with before its own count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +49,29 @@ def next_seat(seats: Sequence[Seat], trials: Sequence[Trial], out: Collection[st
 
 
 def weights_of(seats: Sequence[Seat], trials: Sequence[Trial]) -> dict[str, float]:
-    """Proposer -> its weight: the cap, times its kept gains per cost over those of the best."""
+    """Proposer -> its weight: the cap, times the square of its rate of advances over that of the best. Squared, so that
+    a proposer without any has three of sixty trials, and one of two that advances has its cap."""
     launched = [trial for trial in trials if trial.status in SPENT and trial.number > 0]
-    gains = [gain_of(trial) for trial in launched]
-    usual = fmean(gains) if any(gains) else 1.0
-    steps = fmean(trial.cost.steps for trial in launched) if launched else 0.0
+    steps = fmean(map(steps_of, launched)) if launched else 0.0
     rates = {}
     for seat in seats:
         own = [trial for trial in launched if trial.proposer == seat.name]
         # In trials of usual length; where steps are not known, each trial counts as one.
-        cost = sum(trial.cost.steps / steps if steps else 1.0 for trial in own)
-        rates[seat.name] = (PRIOR + sum(map(gain_of, own)) / usual) / (PRIOR + cost)
+        cost = sum(steps_of(trial) / steps if steps else 1.0 for trial in own)
+        rates[seat.name] = (PRIOR_ADVANCES + sum(map(is_advance, own))) / (PRIOR_TRIALS + cost)
     best = max(rates.values())
-    return {seat.name: seat.cap * max(LEAST, rates[seat.name] / best) for seat in seats}
+    return {seat.name: seat.cap * max(LEAST, (rates[seat.name] / best) ** 2) for seat in seats}
 
 
-def gain_of(trial: Trial) -> float:
-    """What a kept trial gained over the incumbent of its time; 0 for every other."""
-    return max(0.0, trial.effect.difference) if trial.decision == "kept" and trial.effect is not None else 0.0
+def steps_of(trial: Trial) -> float:
+    """Of one seed: that a promising trial is repeated is the doing of the driver, and not of the proposer."""
+    return trial.cost.steps / max(trial.n_seeds, 1)
+
+
+def is_advance(trial: Trial) -> bool:
+    """Whether the trial ended above the incumbent of its time. What looks so at first is measured again before it
+    counts, and few of the advances are proven and kept: too few to tell proposers apart by them."""
+    return trial.effect is not None and trial.effect.difference > 0
 
 
 def rest_of(trials: Sequence[Trial], name: str) -> int:

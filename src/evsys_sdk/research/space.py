@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from evsys_sdk.config.research import ResearchSpec
 from evsys_sdk.config.schema import ExperimentConfig
@@ -85,7 +86,7 @@ class Space:
 
     def is_fixed(self, path: str) -> bool:
         """Whether the setting, or a block around it, is fixed."""
-        return any(_is_inside(path, each) for each in self.fixed)
+        return _is_in_any(path, self.fixed)
 
     def point(self, recipe: JsonObject) -> Point:
         """Where the recipe lies. A setting that several kinds share, such as a learning rate, is one dimension."""
@@ -209,6 +210,11 @@ def point_distance(one: Point, other: Point) -> float:
     pairs = [(value, other[name]) for name, value in one.items()]
     # Words, such as a kind, have no order: they are the same or wholly different.
     return max((float(a != b) if isinstance(a, str) or isinstance(b, str) else abs(a - b) for a, b in pairs), default=0)
+
+
+@lru_cache(maxsize=10_000)  # asked of the same few paths for each of thousands of children
+def _is_in_any(path: str, fixed: frozenset[str]) -> bool:
+    return any(_is_inside(path, each) for each in fixed)
 
 
 def _is_inside(path: str, around: str) -> bool:

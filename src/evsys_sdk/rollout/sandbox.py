@@ -10,6 +10,7 @@ Where there can be no sandbox the trial fails with the sentence that says so; no
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -238,6 +239,7 @@ class SandboxEnvironment(BaseEnvironment):
         if not self.graded_by_exit_code and not was_killed:
             if done.exit_code:
                 self._note(f"[the tests ended with exit code {done.exit_code}]")
+            self._settle_contradiction(*rewards)
             return
         for path in rewards:
             self._open.remove(path)
@@ -248,6 +250,28 @@ class SandboxEnvironment(BaseEnvironment):
         # Without a reward harbor's verifier fails: the rollout is an `infra_error` and is not counted as wrong.
         if done.exit_code not in NOT_RUN and not done.timed_out:
             self._open.write(rewards[0], str(int(done.exit_code == 0)))
+
+    def _settle_contradiction(self, plain: str, as_json: str) -> None:
+        """Where both files of the reward are there, harbor reads the JSON, which tests can have copied from the work of
+        the agent (`cp results/* /logs/verifier/`). It does not count where the other file says less."""
+        try:
+            least = float(self._open.read(plain))
+            rewards = json.loads(self._open.read(as_json))
+            said = float(rewards.get("reward", next(iter(rewards.values()))))
+        except (
+            OSError,
+            SandboxError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            StopIteration,
+            ArithmeticError,
+            RecursionError,
+        ):
+            return  # one of them is not there or cannot be read, and harbor says so
+        if least < said:
+            self._open.remove(as_json)
+            self._note(f"[reward.json says {said:g} and reward.txt {least:g}: the lower one counts]")
 
     def _note(self, text: str) -> None:
         """Add a line to what the tests printed."""

@@ -117,6 +117,9 @@ def test_overrides_reach_nested_keys_lists_and_axes(load):
         base_run: {data: {path: a}, model: {name: m}, algorithm: {kind: sft}}
     """
     assert len(load(sweep, overrides=["matrix.axes.algorithm.params.lora_rank=[1, 2, 3]"]).all_runs()) == 3
+    assert len(load(sweep, overrides=["matrix.axes.algorithm.params.learning_rate=[1, 2, 3]"]).all_runs()) == 6
+    wide = load(sweep, overrides=["matrix.axes.algorithm.params.lora_rank.1=8", "matrix.axes.seed=[1, 2]"])
+    assert sorted(run.algorithm.params["lora_rank"] for run in wide.all_runs()) == [1, 1, 8, 8]
 
 
 def test_a_mistake_in_an_override_says_where_it_came_from(load):

@@ -24,6 +24,19 @@ guard.SECONDS = 600  # what a test decides does not depend on the machine's load
 TEST = "data/benchmark/requests_test/tasks.jsonl"
 VAL = "data/validation/requests_val/tasks.jsonl"
 
+MISUSES = {
+    "relabelled.yaml": "name: x\nmetadata:\n  benchmark:\n"
+    "    - {name: a, path: data/benchmark/requests_test, split: val}\n"
+    "    - {name: b, path: data/benchmark/requests_test, split: test}\n",
+    "trained.yaml": f"name: x\nrun:\n  data:\n    path: {TEST}\n",
+    "anchored.yaml": f"name: x\nrun:\n  data:\n    path: &rows {TEST}\n",
+    "folded.yaml": f"name: x\nrun:\n  data:\n    path: >-\n      {TEST}\n",
+    "quoted.yaml": f'name: x\nrun: {{"data": {{"path": "{TEST}"}}}}\n',
+    "linked.yaml": "name: x\nrun: {data: {path: link.jsonl}}\n",
+    "held.yaml": "name: x\nrun: {data: {path: held_out/rows.jsonl}}\n",
+}
+"""Configs that would have test rows logged as training rows, or as validation rollouts."""
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
@@ -36,10 +49,19 @@ def project(tmp_path_factory):
     (root / "config.yaml").write_text(
         "name: other\nmetadata:\n  benchmark:\n    - {name: h, path: held_out/rows.jsonl}  # no label: a test entry\n"
     )
+    for name, text in MISUSES.items():
+        (root / name).write_text(text)
     (root / "link.jsonl").symlink_to(TEST)
     os.link(root / TEST, root / "hard.jsonl")
     (root / "shortcut").symlink_to("data/benchmark")
-    for place in (".evsys/outputs/x/x.journal.sqlite", ".evsys/outputs/x/lora/logs/test/rollouts.jsonl"):
+    for place in (
+        ".evsys/outputs/x/x.journal.sqlite",
+        ".evsys/outputs/x/lora/logs/test/rollouts.jsonl",
+        ".evsys/outputs/x/lora/logs/validation/rollouts.jsonl",
+        ".evsys/outputs/x/lora/regrades/1/rollouts.jsonl",
+        "outputs/benchmarks/requests_test/x/rollouts.jsonl",
+        "outputs/benchmarks/requests_test/x/journal.sqlite",
+    ):
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).write_text("")
     return root
@@ -118,6 +140,30 @@ DENIED = [
     "sqlite3 .evsys/outputs/x/x.journal.sqlite .dump",
     "cat .evsys/outputs/x/lora/logs/test/rollouts.jsonl",
     f"evsys data preview {TEST}",
+    "cat .evsys/outputs/x/lora/regrades/1/rollouts.jsonl",
+    "head -1 outputs/benchmarks/requests_test/x/rollouts.jsonl",
+    "sqlite3 outputs/benchmarks/requests_test/x/journal.sqlite .dump",
+    "evsys data preview trained.yaml",
+    "cd experiments && evsys data preview ../trained.yaml",
+    *[f"evsys run {name}" for name in MISUSES],
+    "evsys run rel*.yaml --detach",
+    "evsys validate trained.yaml",
+    "evsys research trained.yaml --approve",
+    f"evsys run experiments/20260102_first_sft/config.yaml --set run.data.path={TEST}",
+    f"evsys run experiments/20260102_first_sft/config.yaml --set=run.data.path='{TEST}'",
+    f"evsys eval model --dataset {TEST} --output-dir o --inference-kind mock --model-name x",
+    "evsys rollouts first_sft --benchmark val/requests",
+    "evsys rollouts first_sft --train",
+    "python -m evsys_sdk.cli.main rollouts first_sft",
+    ".venv/bin/python3.12 -m evsys_sdk.cli.main rollouts first_sft",
+    "env FOO=1 evsys rollouts first_sft",
+    "/usr/bin/env evsys rollouts first_sft",
+    "timeout 60 evsys rollouts first_sft",
+    "nice -n 5 .venv/bin/evsys rollouts first_sft",
+    "bash -c 'evsys rollouts first_sft'",
+    'sh -c "cd lab; evsys rollouts"',
+    "echo first_sft | xargs evsys rollouts",
+    "nice evsys run relabelled.yaml",
     "evsys rollouts first_sft --failed",
     "evsys rollouts first_sft --benchmark test/requests",
     "evsys rollouts first_sft --benchmark requests",
@@ -148,9 +194,17 @@ ALLOWED = [
     "evsys benchmark run --path data/benchmark/requests_test --model x",
     "evsys benchmark run --path data/benchmark/requests_test --model x | tail -5",
     "evsys verifier test data/benchmark/requests_test",
-    "evsys rollouts first_sft --failed --benchmark val/requests",
-    "evsys rollouts first_sft --train",
+    "evsys rollouts first_sft --failed --no-test --benchmark val/requests",
+    "evsys rollouts first_sft --train --no-test",
     "evsys rollouts first_sft --no-test --failed",
+    "nice evsys rollouts first_sft --no-test",
+    "cat .evsys/outputs/x/lora/logs/validation/rollouts.jsonl",
+    "evsys data preview experiments/20260102_first_sft/config.yaml",
+    "evsys run experiments/20260102_first_sft/config.yaml --set run.seed=7 --set run.name=data",
+    "evsys run config.yaml",
+    "git commit -m 'evsys rollouts shows rows'",
+    "evsys conclude first_sft --text 'see evsys rollouts first_sft'",
+    "timeout 600 evsys run experiments/20260102_first_sft/config.yaml",
     "cd experiments && evsys validate 20260102_first_sft/config.yaml",
     "grep -rn hypothesis experiments src",
     "rg hypothesis src",
@@ -206,9 +260,15 @@ def test_a_session_above_the_project_finds_it_closed_too(project):
     assert ask(above, "Read", file_path=f"lab/{VAL}") is None
 
 
-def test_file_tools_of_other_servers_are_checked_and_our_own_are_not(project):
+def test_file_tools_of_other_servers_and_configs_of_our_own_are_checked(project):
     assert "closed" in ask(project, "mcp__filesystem__read_file", path=TEST)
-    assert ask(project, "mcp__plugin_evsys_evsys__validate", path=TEST) is None
+    assert "closed" in ask(project, "mcp__plugin_evsys_evsys__validate", path=TEST)
+    assert ask(project, "mcp__plugin_evsys_evsys__show", experiment="first_sft") is None
+    config = "experiments/20260102_first_sft/config.yaml"
+    launch = "mcp__plugin_evsys_evsys__launch"
+    assert ask(project, launch, path=config, overrides=["run.seed=7"]) is None
+    assert "relabelled.yaml uses data/benchmark/requests_test" in ask(project, launch, path="relabelled.yaml")
+    assert "closed" in ask(project, launch, path=config, overrides=[f"run.data.path={TEST}"])
     assert ask(project, "mcp__filesystem__read_file", path=VAL) is None
 
 
@@ -233,7 +293,7 @@ def test_a_search_that_prints_rows_needs_a_filter(project):
 
 def test_a_reason_names_the_file_and_what_to_do_instead(project):
     reason = ask(project, "Read", file_path=TEST)
-    assert reason.startswith(f"{TEST} is closed to agents.") and "--benchmark val/<name>" in reason
+    assert reason.startswith(f"{TEST} is closed to agents.") and "--failed --no-test" in reason
 
 
 def test_the_hook_as_a_process_blocks_with_exit_code_2(project):
@@ -293,6 +353,8 @@ def test_the_examples_are_read_as_the_sdk_reads_them(folder):
     assert expected <= protected, "also the tests of another example that it reads"
     own = {path for path in expected if path.startswith(f"{folder}/")}
     assert {path for path in protected if path.startswith(f"{folder}/")} == own
+    for config in folder.glob("*.yaml"):
+        assert ask(ROOT, "Bash", command=f"evsys run {config.relative_to(ROOT)}") is None
 
 
 def test_benchmarks_of_the_workspace_are_closed_unless_they_validate(tmp_path):
@@ -304,6 +366,8 @@ def test_benchmarks_of_the_workspace_are_closed_unless_they_validate(tmp_path):
         "metadata:\n  benchmark:\n    - {name: tools, split: val}\n    - {name: goal}\n"
     )
     assert guard.protected_paths(str(tmp_path)) == {os.path.realpath(folder / "goal-v1-0a1b2c3d.jsonl")}
+    (tmp_path / "mine.yaml").write_text("metadata: {benchmark: [{name: goal, split: val}]}\n")
+    guard.protected_paths.cache_clear()
     assert "test tasks" in ask(tmp_path, "Bash", command="evsys data preview goal --benchmark")
     assert ask(tmp_path, "Bash", command="evsys data preview tools --benchmark") is None
 
@@ -331,7 +395,10 @@ def test_cursor_s_hooks_refuse_test_rows_and_keys_and_say_why(project):
     given = json.dumps({"path": TEST})
     call = {"tool_name": "read_file", "tool_input": given}
     assert run_cursor_hook(project, "beforeMCPExecution", command="files serve", **call)["permission"] == "deny"
-    assert run_cursor_hook(project, "beforeMCPExecution", command="evsys mcp", **call)["permission"] == "allow"
+    launch = {"tool_name": "launch", "tool_input": json.dumps({"path": "relabelled.yaml"})}
+    assert run_cursor_hook(project, "beforeMCPExecution", command="evsys mcp", **launch)["permission"] == "deny"
+    launch["tool_input"] = json.dumps({"path": "config.yaml"})
+    assert run_cursor_hook(project, "beforeMCPExecution", command="evsys mcp", **launch)["permission"] == "allow"
     broken = {**call, "tool_input": "{half"}
     assert run_cursor_hook(project, "beforeMCPExecution", command="files serve", **broken)["permission"] == "deny"
 

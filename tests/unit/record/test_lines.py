@@ -56,3 +56,17 @@ def test_a_closed_file_takes_no_more(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(EvsysError, match="is closed"):
         file.append("x")
+
+
+def test_whole_lines_are_read_up_to_a_size_and_one_that_is_longer_is_not_left_behind(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "a.jsonl")
+    for line in ("one", "two", "x" * 100):
+        file.append(line)
+    assert file.read_lines(0, 8) == b"one\ntwo\n"
+    assert file.read_lines(0, 7) == b"one\n"
+    assert file.read_lines(8, 10) == b"x" * 100 + b"\n"
+    with open(file.path, "ab") as handle:
+        handle.write(b"being writ")
+    assert file.read_lines(8, 1000) == b"x" * 100 + b"\n"
+    assert file.read_lines(109, 5) == b""
+    file.close()

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 from evsys_sdk import redaction
 from evsys_sdk.record.dashboard import mirror, wire
 from evsys_sdk.record.dashboard.mirror import MirrorSession, left_behind, project_folder
-from evsys_sdk.record.dashboard.sender import send_group
+from evsys_sdk.record.dashboard.sender import SEND_BYTES, Sender, Unreachable, send_group
 
 TARGET = {"api_url": "http://x", "project_id": "p", "offline": False}
 
@@ -144,3 +146,56 @@ def test_a_secret_learnt_after_a_line_was_written_does_not_leave_with_it(tmp_pat
     send_group(Transport(), claimed, claimed.read().lines)
     claimed.close()
     assert b"correct horse battery" not in sent[2]
+
+
+def test_lines_that_come_while_much_is_sent_wait_for_more(tmp_path: Path) -> None:
+    session = MirrorSession.create(tmp_path, TARGET)
+    first_left, much_came, second_left = threading.Event(), threading.Event(), threading.Event()
+    sizes: list[int] = []
+
+    class Transport:
+        def send(self, request: wire.WireRequest) -> None:
+            sizes.append(request.body.count(b'"ts"'))
+            if len(sizes) == 1:
+                first_left.set()
+                assert much_came.wait(60)
+            elif len(sizes) == 2:
+                sender.submit(session, step(3))
+                second_left.set()
+
+    sender = Sender(Transport(), list, linger_seconds=3600)
+    sender.submit(session, step(1, "x" * SEND_BYTES))
+    assert first_left.wait(60)
+    sender.submit(session, step(2, "x" * SEND_BYTES))
+    much_came.set()
+    assert second_left.wait(60)
+    for number in range(4, 103):
+        sender.submit(session, step(number))
+    assert sender.flush(60)
+    sender.stop(60)
+    session.close()
+    assert sizes == [1, 1, 100]
+
+
+def test_much_to_send_does_not_end_the_pause_after_a_failure(tmp_path: Path) -> None:
+    session = MirrorSession.create(tmp_path, TARGET)
+    tries: list[int] = []
+    failed = threading.Event()
+
+    class Transport:
+        def send(self, request: wire.WireRequest) -> None:
+            tries.append(1)
+            failed.set()
+            raise Unreachable("away")
+
+    sender = Sender(Transport(), list, linger_seconds=0, pause_seconds=3600)
+    sender.submit(session, step(1, "x" * SEND_BYTES))
+    assert failed.wait(60)
+    while not sender._failures:
+        time.sleep(0.001)
+    for number in range(2, 200):
+        sender.submit(session, step(number, "x" * 2000))
+        time.sleep(0.0001)
+    sender.stop(60)
+    session.close()
+    assert len(tries) == 1

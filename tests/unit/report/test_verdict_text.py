@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evsys_sdk.redaction import learn_from_settings
 from evsys_sdk.report.verdict_text import verdict_lines
 from evsys_sdk.stats.arm_scores import ArmScores
 from evsys_sdk.stats.judge import judge_arms
@@ -158,6 +159,13 @@ def test_errors_stand_beside_the_score_and_many_come_first():
     line = next(line for line in lines if line.startswith("many: "))
     assert line.startswith("many: 20 of 60 rollouts errored; 0.") and "20 of 60 rollouts of many errored: " in line
     assert "would settle it" not in line
+
+
+def test_a_key_that_an_error_broke_over_lines_is_not_put_together_without_it(monkeypatch):
+    monkeypatch.setenv("ZEPHYR_TOKEN", "Qm7-vello-38271-ztt")
+    learn_from_settings({})
+    broken = replace(arm("many", 0.62, 5), n_rollouts=60, n_errors=20, first_error="401 for Qm7-vel\nlo-38271-ztt")
+    assert "; first error: 401 for [redacted]) and count" in text(arm("base", 0.5, 0), broken)
 
 
 def test_an_arm_with_one_seed_left_is_not_called_best_without_it():

@@ -42,7 +42,7 @@ def fitted(count: int) -> tuple[Columns, Surrogate, list[JsonObject]]:
     columns = Columns.of([SPACE.point(one) for one in (*recipes, whole)])
     rows = columns.rows([SPACE.point(one) for one in recipes])
     scores = [math.exp(-lack(one)) for one in recipes]
-    return columns, Surrogate.fit(columns, rows, scores, may_bend=True), recipes
+    return columns, Surrogate.fit(columns, rows, scores, are_scores=True), recipes
 
 
 def test_lists_that_were_never_tried_are_ranked_by_the_worth_of_their_items():
@@ -71,3 +71,34 @@ def test_what_was_measured_is_predicted_with_little_doubt():
     rows = columns.rows([SPACE.point(one) for one in recipes])
     far = columns.rows([SPACE.point(SPACE.sample(random.Random(100 + n))) for n in range(20)])
     assert surrogate.predict(rows)[1].mean() < 0.5 * surrogate.predict(far)[1].mean()
+
+
+def test_after_few_trials_the_middle_of_a_range_promises_more_than_its_bounds():
+    ends = [{**SPACE.point(SPACE.base), **{f"algorithm.params.x{n}": end for n in range(5)}} for end in (0.0, 0.5, 1.0)]
+    wins = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        points = [SPACE.point(SPACE.sample(rng)) for _ in range(5)]
+        columns = Columns.of([*points, *ends])
+        scores = [rng.gauss(0.3, 0.05) for _ in points]  # which say nothing
+        surrogate = Surrogate.fit(columns, columns.rows(points), scores, are_scores=True)
+        low, middle, high = surrogate.predict(columns.rows(ends))[0]
+        wins += middle > (low + high) / 2
+    assert wins >= 15
+
+
+def test_each_kind_may_have_its_best_numbers_elsewhere():
+    space = Space(base=SPACE.base, kinds=SPACE.kinds)
+    best = {"dpo": 0.2, "sft": 0.8}
+
+    def lacking(recipe: JsonObject) -> float:
+        point, kind = space.point(recipe), recipe["algorithm"]["kind"]
+        return sum((float(point[f"algorithm.params.x{n}"]) - best[kind]) ** 2 for n in range(5))
+
+    rng = random.Random(1)
+    tried, others = ([space.sample(rng) for _ in range(count)] for count in (14, 200))
+    columns = Columns.of([space.point(one) for one in tried])
+    scores = [math.exp(-2 * lacking(one)) for one in tried]
+    surrogate = Surrogate.fit(columns, columns.rows([space.point(one) for one in tried]), scores, are_scores=True)
+    mean, _ = surrogate.predict(columns.rows([space.point(one) for one in others]))
+    assert np.corrcoef(mean, [-lacking(one) for one in others])[0, 1] > 0.6

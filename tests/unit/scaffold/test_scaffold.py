@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import glob
 import json
 import shlex
 import subprocess
@@ -167,6 +168,7 @@ def test_the_loop_of_the_docs_runs_as_printed(tmp_path, monkeypatch):
     ]  # fmt: skip
     for words in commands:
         words += ["--date", "20261118"] if words[1] == "new-experiment" else []
+        words = [path for word in words for path in (glob.glob(word) or [word])]  # as the shell does
         command = [sys.executable, "-m", "evsys_sdk.cli.main", *(word for word in words[1:] if word != "--detach")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, (words, done.stderr)

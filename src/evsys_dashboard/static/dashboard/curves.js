@@ -239,7 +239,7 @@ const start = (root) => {
           },
         },
         axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick.toLocaleString("en") : "")) },
-               { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : shown(tick))) }],
+               { ...axis, size: (_, labels) => Math.max(56, ...(labels ?? []).map((label) => 18 + 6.5 * label.length)), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : shown(tick))) }],
         series, bands, legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
         plugins: [oddMarks(visible)],

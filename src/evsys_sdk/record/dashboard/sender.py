@@ -120,7 +120,8 @@ class Sender:
         end = session.append(event)
         if not self._wake.is_set():
             self._wake.set()
-        if end - session.acknowledged >= SEND_BYTES and not self._urgent.is_set():
+        # Not while the server is away, when it would end each pause; and not for what is on its way already.
+        if end - session.read_up_to >= SEND_BYTES and not self._failures and not self._urgent.is_set():
             self._urgent.set()
 
     def deliver(self, session: MirrorSession, event: WireEvent, *, timeout_seconds: float) -> None:
@@ -221,7 +222,11 @@ class Sender:
         while not self._stopping:
             # Our own lines before each stretch of what others left: a live run does not wait behind an old backlog.
             while self._own is not None and self._send_window(self._own):
-                is_due = self._urgent.is_set() or self._waiting or self._own.unsent_bytes >= SEND_BYTES
+                # Cleared, or what asked for this window would make the next one leave with the first line that comes.
+                # Before the looks at what waits, so that what asks meanwhile is seen in one way or the other.
+                was_urgent = self._urgent.is_set()
+                self._urgent.clear()
+                is_due = was_urgent or self._waiting or self._own.unsent_bytes >= SEND_BYTES
                 if not is_due:
                     # A few lines came meanwhile: they wait for more, or each would become a request.
                     self._wake.set()

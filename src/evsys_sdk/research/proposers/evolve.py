@@ -155,7 +155,7 @@ class Memory:
         scores, best = None, 0.0
         if len(scored) >= 3:
             values = [state.gain(state.trials[place]) for place in scored]
-            scores = Surrogate.fit(columns, rows[scored], values, may_bend=True, doubt=doubt)
+            scores = Surrogate.fit(columns, rows[scored], values, are_scores=True, doubt=doubt)
             # Compared with what the best are believed to be worth, not with what one of them was lucky to get.
             best = float(scores.predict(rows[scored])[0].max())
         launched = [
