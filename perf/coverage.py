@@ -8,7 +8,8 @@ points or so. `passes` are 0 or 1, `alike` are 0 or 1 on tasks that are all equa
 tries, `seconds` are long-tailed numbers on an open scale. One seed speaks of its weights, several of the recipe.
 Null worlds have equal arms under conditions that break the usual assumptions: seeds of one arm that scatter ten times
 as much, arms with different numbers of seeds, twenty arms whose seeds scatter, tasks made from templates, and seeds
-added until something is significant. `power` is how often a true gain of one arm of four is found.
+added until something is significant. Template sizes and looks in turn have worlds of their own. `power` is how often a
+true gain of one arm of four is found.
 
     python perf/coverage.py            # a minute or two
     python perf/coverage.py --full     # all worlds, some hours of CPU, into perf/results/coverage.json
@@ -22,7 +23,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import product
@@ -34,9 +35,10 @@ from numpy.typing import NDArray
 
 from evsys_sdk.files import read_object, write_json
 from evsys_sdk.stats.arm_scores import ArmScores
+from evsys_sdk.stats.clusters import by_cluster
 from evsys_sdk.stats.comparison import difference
 from evsys_sdk.stats.judge import judge_arms
-from evsys_sdk.stats.selection import holm
+from evsys_sdk.stats.selection import holm, penalty_of_look
 from evsys_sdk.stats.verdict import Verdict
 
 RESULTS = Path(__file__).parent / "results" / "coverage.json"
@@ -269,6 +271,73 @@ def unequal_seeds(repeats: int, *, full: bool) -> list[dict[str, Any]]:
     return found
 
 
+SIZES = {
+    "Zipf, 20": [max(2, 60 // (i + 1)) for i in range(20)],
+    "geometric, 10": [int(100 * 0.75**i) for i in range(10)],
+    "one half and 11 others": [110] + [10] * 11,
+    "3 of 40 and 30 of 3 tasks": [40] * 3 + [3] * 30,
+    "lognormal, 15": [4, 5, 6, 8, 9, 10, 12, 14, 16, 20, 24, 30, 38, 50, 70],
+    "even, 5": [20] * 5,
+}
+"""Tasks per template."""
+
+
+def template_sizes(repeats: int) -> list[dict[str, Any]]:
+    """False verdicts of two equal arms with one seed, on passes and failures of tasks from templates of these sizes, by
+    the p-value of their difference; and how often a gain of about 40 points is found."""
+    found = []
+    for number, (name, sizes) in enumerate(SIZES.items()):
+        chance, of_task = np.random.default_rng(number), np.repeat(np.arange(len(sizes)), sizes)
+        clusters, tasks = [str(one) for one in of_task], int(sum(sizes))
+        told = {0.0: 0, 2.0: 0}
+        for gain, _ in product(told, range(repeats)):
+            logits = _logits("passes", tasks, chance) - gain / 2 + 0.4 * chance.standard_normal((2, tasks))
+            logits = logits + chance.standard_normal((2, len(sizes)))[:, of_task] + np.array([[0.0], [gain]])
+            arms = by_cluster(chance.binomial(1, logistic(logits)).astype(float), clusters)
+            p = difference(arms[1:], arms[:1], unit=True).p_value()
+            told[gain] += p is not None and p < 0.05
+        rates = {"false_verdicts": told[0.0] / repeats, "found": told[2.0] / repeats}
+        found.append({"world": name, "repeats": repeats} | {key: round(x, 4) for key, x in rates.items()})
+    return found
+
+
+def looks_in_turn(repeats: int) -> list[dict[str, Any]]:
+    """How often two equal arms are told apart at any of several looks, with the correction for looks and without."""
+
+    def values(chance: np.random.Generator, seeds: int, tasks: int, scatter: float) -> Array:
+        hard = chance.normal(0, 0.2, tasks) + chance.normal(0, 0.15, (2, 1, tasks))
+        return hard + chance.normal(0, 0.3, (2, seeds, tasks)) + scatter * chance.standard_normal((2, seeds, 1))
+
+    def tasks_doubled(chance: np.random.Generator) -> Iterator[Array]:
+        grown = values(chance, 1, 1600, 0.0)
+        return (grown[:, :, :count] for count in (50, 100, 200, 400, 800, 1600))
+
+    def seeds_added(chance: np.random.Generator) -> Iterator[Array]:
+        grown = values(chance, 20, 200, 0.2)
+        return (grown[:, :count] for count in range(5, 21))
+
+    def attempts(seeds: int, scatter: float, count: int) -> Callable[[np.random.Generator], Iterator[Array]]:
+        return lambda chance: (values(chance, seeds, 200, scatter) for _ in range(count))
+
+    worlds = {
+        "1 seed, tasks doubled from 50 to 1,600": tasks_doubled,
+        "seeds added one by one from 5 to 20": seeds_added,
+        "10 attempts with one new seed": attempts(1, 0.0, 10),
+        "30 attempts with one new seed": attempts(1, 0.0, 30),
+        "10 attempts with 5 new seeds": attempts(5, 0.1, 10),
+    }
+    found = []
+    for number, (name, world) in enumerate(worlds.items()):
+        chance, wrong, naive = np.random.default_rng(number), 0, 0
+        for _ in range(repeats):
+            p = [difference(arms[1], arms[0], unit=False).p_value() or 1.0 for arms in world(chance)]
+            naive += min(p) < 0.05
+            wrong += min(one * penalty_of_look(look) for look, one in enumerate(p, start=1)) < 0.05
+        rates = {"false_verdicts": wrong / repeats, "uncorrected": naive / repeats}
+        found.append({"world": name, "repeats": repeats} | {key: round(x, 4) for key, x in rates.items()})
+    return found
+
+
 def power_table(repeats: int) -> list[dict[str, Any]]:
     """How often the better one of four arms is distinguished from the first: pass or fail, mixed difficulty."""
     found = []
@@ -301,7 +370,7 @@ def logit_of(cell: Cell, gain: float) -> float:
     return low
 
 
-PARTS = ("equal_arms", "null_worlds", "power", "coverage")
+PARTS = ("equal_arms", "null_worlds", "template_sizes", "looks", "power", "coverage")
 
 
 def measure(repeats: int, *, full: bool, only: Sequence[str] = PARTS) -> dict[str, Any]:
@@ -313,6 +382,10 @@ def measure(repeats: int, *, full: bool, only: Sequence[str] = PARTS) -> dict[st
     if "null_worlds" in only:
         some = min(2000, 4 * repeats) if full else 200
         found["null_worlds"] = null_worlds(some) + unequal_seeds(2000 if full else 400, full=full)
+    if "template_sizes" in only:
+        found["template_sizes"] = template_sizes(6000 if full else 300)
+    if "looks" in only:
+        found["looks"] = looks_in_turn(4000 if full else 200)
     if "power" in only:
         found["power"] = power_table(max(100, repeats // 3)) if full else []
     if "coverage" in only:
@@ -330,12 +403,13 @@ def goals(result: dict[str, Any]) -> dict[str, bool]:
     equals, nulls = result["equal_arms"], result["null_worlds"]
     chance = 3 * (0.93 * 0.07 / result["repeats"]) ** 0.5  # of the lowest of many
     tiny = [one for one in nulls if one["p_below_0.001"] is not None]
+    more = [*result["template_sizes"], *result["looks"]]
     met = {
         "false_winners": max(one["false_winners"] for one in equals) <= FALSE_WINNERS,
         "bias": max(abs(one["bias"]) for one in equals) <= BIAS,
         "covered": bool(COVERED[0] <= result["mean"] <= COVERED[1] and result["lowest"] >= COVERED[0] - chance),
         "null_worlds": all(
-            one["false_verdicts"] <= NULL + 2 * (NULL * (1 - NULL) / one["repeats"]) ** 0.5 for one in nulls
+            one["false_verdicts"] <= NULL + 2 * (NULL * (1 - NULL) / one["repeats"]) ** 0.5 for one in [*nulls, *more]
         ),
         "tiny_p_values": all(one["p_below_0.001"] <= TINY_P + 2 * (TINY_P / one["repeats"]) ** 0.5 for one in tiny),
     }
@@ -365,6 +439,12 @@ def table(result: dict[str, Any]) -> str:
     for one in result["null_worlds"]:
         tiny = "" if one["p_below_0.001"] is None else f", p < 0.001 in {one['p_below_0.001']:.2%}"
         lines.append(f"{one['world']}: false verdicts {one['false_verdicts']:.1%}{tiny}")
+    for one in result["template_sizes"]:
+        told = f"false verdicts {one['false_verdicts']:.1%}, a gain of 40 points found in {one['found']:.0%}"
+        lines.append(f"2 arms, 1 seed, templates of sizes {one['world']}: {told}")
+    for one in result["looks"]:
+        told = f"false verdicts {one['false_verdicts']:.1%} (uncorrected {one['uncorrected']:.0%})"
+        lines.append(f"2 arms, {one['world']}: {told}")
     for one in result["power"]:
         gains = ", ".join(f"{gain} points {one[gain]:.0%}" for gain in ("+5", "+10", "+15"))
         size = f"{one['seeds']} seeds that scatter by {one['seed_points']} points, {one['tasks']} tasks"

@@ -24,7 +24,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,14 +124,58 @@ def _plain(value: Any) -> Any:
 # SQLite.
 
 FUNCTION_NAMES = """abs acos asin atan atan2 avg ceil ceiling char coalesce concat concat_ws cos count cume_dist date
-    datetime degrees dense_rank exp first_value floor format glob group_concat hex ifnull iif instr json json_array
+    datetime degrees dense_rank exp first_value floor glob group_concat hex ifnull iif instr json json_array
     json_array_length json_extract json_group_array json_group_object json_object json_quote json_type json_valid
     julianday lag last_value lead length like ln log log10 log2 lower ltrim max min mod nth_value ntile nullif
-    octet_length percent_rank pi pow power printf quote radians random rank replace round row_number rtrim sign sin sqrt
+    octet_length percent_rank pi pow power quote radians random rank replace round row_number rtrim sign sin sqrt
     strftime string_agg substr substring sum tan time timediff total trim trunc typeof unicode unixepoch upper -> ->>"""
 FUNCTIONS = frozenset(FUNCTION_NAMES.split())
-"""What a statement may call; all of SQLite's that read nothing but their arguments."""
+"""What a statement may call: of SQLite's those that read nothing but their arguments, without `printf` and `format`,
+which write two billion characters of a `%.*c` before anything can stop them."""
 TABLE_FUNCTIONS = frozenset(["json_each", "json_tree"])
+MAX_TRIMMED = 100
+"""Different characters that one trim() may cut."""
+
+
+def _as_text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _replace(text: Any, old: Any, new: Any) -> str | None:
+    if text is None or old is None or new is None:
+        return None
+    text, old, new = _as_text(text), _as_text(old), _as_text(new)
+    if not old:
+        return text
+    if len(text) + text.count(old) * (len(new) - len(old)) > MAX_VALUE_BYTES:
+        raise ValueError
+    return text.replace(old, new)
+
+
+def _find(text: Any, part: Any) -> int | None:
+    return None if text is None or part is None else _as_text(text).find(_as_text(part)) + 1
+
+
+def _strip(cut: Callable[[str, str], str]) -> Callable[..., str | None]:
+    def trim(text: Any, characters: Any = " ") -> str | None:
+        if text is None or characters is None:
+            return None
+        found = _as_text(characters)
+        if len(found) > MAX_TRIMMED:
+            raise ValueError
+        return cut(_as_text(text), found)
+
+    return trim
+
+
+OWN_FUNCTIONS: tuple[tuple[str, int, Callable[..., object]], ...] = (
+    ("replace", 3, _replace),
+    ("instr", 2, _find),
+    *((name, n, _strip(cut)) for name, cut in (("trim", str.strip), ("ltrim", str.lstrip), ("rtrim", str.rstrip))
+      for n in (1, 2)),
+)  # fmt: skip
+"""Name, number of arguments, and our own in place of SQLite's. Those compare each place with each: two texts of 4 MB
+take minutes in a single instruction, and the clock is looked at only between instructions."""
 
 
 def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = False) -> QueryResult:
@@ -153,7 +197,10 @@ def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = Fals
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         database.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, MAX_COLUMNS)
         database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
+        # A pattern is tried at each place of a text, also between two looks at the clock.
+        database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 200)
+        for name, n_arguments, function in OWN_FUNCTIONS:
+            database.create_function(name, n_arguments, function, deterministic=True)
         database.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 200)
         database.setlimit(sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 100)
         database.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
@@ -202,6 +249,11 @@ def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = Fals
                 raise QueryRefused("only a SELECT is possible here")
             return collect(read_rows(cursor), [column[0] for column in cursor.description], started)
         except sqlite3.Error as exc:
+            if "user-defined function raised" in str(exc):
+                raise QueryRefused(
+                    f"a replace() would make more than {MAX_VALUE_BYTES // 1024**2} MB, or a trim() has more than "
+                    f"{MAX_TRIMMED} characters to cut; ask for less"
+                ) from None
             if late:
                 raise QueryRefused(f"the statement took longer than {MAX_SECONDS:g} s; ask for less") from None
             raise QueryRefused(_reason(str(exc).replace(f"_{token}", ""))) from None

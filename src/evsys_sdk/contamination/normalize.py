@@ -434,8 +434,8 @@ def _read(coded: str) -> str | None:
     """What base64, base32 or hex says, if it is text that a person could read."""
     letters = "".join(coded.split()).rstrip("=")
     # Hex first, then base32: base64 has the letters of both.
-    if _HEX.fullmatch(letters):
-        return _readable(bytes.fromhex(letters))
+    if _HEX.fullmatch(hexadecimal := letters.removeprefix("0x")):
+        return _readable(bytes.fromhex(hexadecimal))
     if _BASE32.fullmatch(letters) and (said := _decode(base64.b32decode, letters + "=" * (-len(letters) % 8))):
         return said
     # What stands before it without a space (`notes/QWxs...`) is left out, or moves the groups of four.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,8 +22,9 @@ from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedArm, Re
 from evsys_sdk.registry import better_direction
 from evsys_sdk.report.setup import setup_of
 from evsys_sdk.score_names import AmbiguousName, parse_key, resolve, score_key
+from evsys_sdk.stats.arm_scores import LARGEST
 
-VERSION = 7
+VERSION = 8
 """Of the digest; one that an older SDK made is made anew."""
 LONGEST_VALUE = 60
 LONGEST_TEXT = 600
@@ -465,7 +465,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number whose square is one too; a verdict counts no others either."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _text(value: Any) -> str:

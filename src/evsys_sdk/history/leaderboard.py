@@ -29,13 +29,13 @@ STUDENT = (
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 """97.5 % points of Student's t for 1 to 30 degrees of freedom."""
-# For more than 30 degrees of freedom: the value at 120, between 2.04 at 31 and 1.96 at infinity.
 MANY = 2.04
 """For more: that of 31, so that the noise is never called smaller than it is (at 120 by 3 %)."""
 MOCK = "mock"
 """The backend whose scores say nothing about real models."""
 WILD = 10.0
-"""How many times the usual variance over seeds an arm may have and still count in full for the noise of all."""
+"""How many times the usual variance over seeds an arm may have and still count in full for the noise of all. A choice:
+of two equal arms with three seeds one scatters ten times as much as the other in 18 %, of those with five in 5 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +380,8 @@ def _track(key: Comparable, entries: list[ExperimentEntry]) -> Track:
 
 BUDGET = 25
 """Arms that may be compared on one set of tasks. The best of 25 equal arms is expected 1.96 standard errors above its
-true level, so beyond that the 95 % interval of the best score usually lies wholly above what the arm is worth."""
+true level, which is half the width of a 95 % interval: that of the best score lies wholly above what the arm is worth
+in 47 % of cases, in 29 to 36 % where arms fail the same tasks (simulated, 200 tasks), and more often beyond 25."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from evsys_sdk.registry import Direction
 from evsys_sdk.research.state import ArmMean
+from evsys_sdk.stats.selection import penalty_of_look
 from evsys_sdk.stats.verdict import Comparison
 
 KEEP_LEVEL = 0.03
@@ -60,8 +61,7 @@ def decide(
     enough = min(LEAST_SEEDS, max_repeats)
     is_proven = comparison.verdict == "better" and (comparison.p_holm or 0.0) < KEEP_LEVEL
     if comparison.p_holm is not None and looks > 1 and first_seeds is not None and first_seeds < enough:
-        # Look k is judged at alpha / k^2 (`judge_arms`).
-        is_proven = comparison.p_holm * ((looks - 1) / looks) ** 2 < KEEP_LEVEL
+        is_proven = comparison.p_holm * penalty_of_look(looks - 1) / penalty_of_look(looks) < KEEP_LEVEL
     if is_proven and n_seeds >= enough:
         return Ruling(word="kept", why="better than the incumbent")
     if n_seeds < max_repeats:

@@ -57,9 +57,10 @@ def wilson_around(share: float, n: float, quantile: float) -> Interval:
     centre = share + square / (2 * n)
     spread = quantile * math.sqrt(share * (1 - share) / n + square / (4 * n * n))
     scale = 1 + square / n
-    # At 0 and 1 centre and spread cancel exactly; rounding would leave an end of 1e-18 where 0 is meant.
-    low = 0.0 if share <= 0.0 else (centre - spread) / scale
-    high = 1.0 if share >= 1.0 else (centre + spread) / scale
+    # At 0 and 1 centre and spread cancel exactly; rounding would leave an end of 1e-18 where 0 is meant, and next to 1
+    # one of 1 + 2e-16.
+    low = 0.0 if share <= 0.0 else max((centre - spread) / scale, 0.0)
+    high = 1.0 if share >= 1.0 else min((centre + spread) / scale, 1.0)
     return low, high
 
 

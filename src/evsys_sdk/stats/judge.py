@@ -396,14 +396,19 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
     if rules.looks > 1 and verdict.has_comparisons:
         notes.append(
             f"look {rules.looks} at this question: intervals of differences and p-values are widened (look k is judged "
-            "at alpha / k^2), because looking until something is significant finds something among equals"
+            "at alpha / k^3), because looking until something is significant finds something among equals"
         )
     if n_clusters is not None:
         how = f" ({clustered_by})" if clustered_by else ""
-        few = "; so few say little of other templates" if n_clusters < FEW_CLUSTERS else ""
+        # Of the arm with most tasks: others may lack templates, and have fewer columns for that.
+        widest = max(tables.values(), key=lambda table: len(table.tasks), default=None)
+        units = n_clusters if widest is None else rules.columns(widest).shape[1]
+        is_joined = widest and units < len({rules.clusters.get(task, task) for task in widest.tasks})
+        joined = f" (their sizes differ much: the small ones are joined, and {units} groups count)" if is_joined else ""
+        few = "; so few say little of other templates" if units < FEW_CLUSTERS else ""
         notes.append(
             f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and more "
-            f"tasks means tasks from new templates{few}"
+            f"tasks means tasks from new templates{joined}{few}"
         )
     scored = [arm for arm in verdict.arms if arm.mean is not None]
     if rules.per_run and any(arm.low is not None for arm in scored):

@@ -69,9 +69,8 @@ class Rules:
 
     @property
     def penalty(self) -> int:
-        """By how much a p-value counts more: the k-th look spends alpha / k squared, so that all looks after the first
-        together spend less than 0.65 alpha, however many there will be (a union bound)."""
-        return self.looks**2
+        """By how much a p-value counts more at this look."""
+        return penalty_of_look(self.looks)
 
     @property
     def level(self) -> float:
@@ -80,6 +79,14 @@ class Rules:
     @property
     def sign(self) -> float:
         return 1.0 if self.mode == "max" else -1.0
+
+
+def penalty_of_look(look: int) -> int:
+    """By how much a p-value counts more at this look: look k spends alpha / k^3, so that all looks together spend less
+    than 1.21 alpha, however many there will be and however they depend on each other (a union bound: the sum of 1 / k^3
+    is 1.202). With 1 / k^2 it would be 1.65 alpha, and ten attempts with one new seed each found something among equals
+    in 7.4 % instead of 5.5 %. The first look, for most the only one, spends all of alpha."""
+    return look**3
 
 
 def rules_for(
@@ -138,7 +145,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 ROUNDS = 40
-"""Each makes a split for every part."""
+"""Each makes a split for every part. Other splits move the corrected score by 0.5 points (standard deviation; six equal
+arms, 100 tasks), little beside its interval of about 9 points each way."""
 PARTS = 3
 """Of the tasks, one part scores and the others pick. With halves the pick would be more of a guess than the real one,
 and a good arm would be sold short; with smaller parts the score hangs on the few tasks that decide a close race."""
@@ -146,7 +154,8 @@ and a good arm would be sold short; with smaller parts the score hangs on the fe
 FISSION = math.sqrt(0.5)
 """Of a lone seed, how much noise is added: it then picks like two seeds of three, with half as much variance again."""
 UNEVEN, UNLIKE_OTHERS = 0.001, 0.01
-"""How seldom seeds lie so far apart by the noise of single values, and in an arm like the others."""
+"""How seldom seeds lie so far apart by the noise of single values, and in an arm like the others. Choices, and strict
+ones: an arm that is left out wrongly hides a part of the selection bias."""
 
 
 def selected_score(arms: Sequence[Array], *, mode: Literal["max", "min"] = "max", seed: int = 0) -> float | None:

@@ -107,6 +107,10 @@ def in_hex(text: str) -> str:
     return text.encode().hex()
 
 
+def in_hex_of_c(text: str) -> str:
+    return "0x" + in_hex(text)
+
+
 def in_base32(text: str) -> str:
     return base64.b32encode(text.encode()).decode()
 
@@ -229,10 +233,10 @@ def braces(text: str) -> str:
 DISGUISES = [
     cyrillic, greek, unicode_look_alikes, capitals_and_small, accents, strokes, entities, no_break, percent, tags,
     in_base64, in_lines, short_lines, groups_of_four, url_safe, wide, wide_big_endian, twice, behind_a_path, in_hex,
-    in_base32, rot13, rot13_of_base64, three_times, percent_in_base64, base64_in_percent, entities_in_base64,
-    backslashes, bytes_with_backslashes, bold_words, table_cells, comments_in_words, colours, quoted_printable,
-    full_width, base64_in_full_width, base64_with_invisible_letters, invisible_letters_in_base64, rot13_in_full_width,
-    fillers, white_on_black, from_back_to_front, enclosing_marks, misread, misread_as_latin,
+    in_hex_of_c, in_base32, rot13, rot13_of_base64, three_times, percent_in_base64, base64_in_percent,
+    entities_in_base64, backslashes, bytes_with_backslashes, bold_words, table_cells, comments_in_words, colours,
+    quoted_printable, full_width, base64_in_full_width, base64_with_invisible_letters, invisible_letters_in_base64,
+    rot13_in_full_width, fillers, white_on_black, from_back_to_front, enclosing_marks, misread, misread_as_latin,
     variation_selectors, braces,
 ]  # fmt: skip
 

@@ -503,6 +503,13 @@ def of_loss(name: str, *arms: Any, day: int = 1, **fields: Any) -> dict[str, Any
     return data
 
 
+@pytest.mark.parametrize("value", [1e300, -1.7e308])
+def test_a_number_beyond_what_statistics_can_square_costs_no_context(outputs, value):
+    write(outputs, record("wild", arm("a", value, 0.5, 0.4), arm("b", value, -value)))
+    assert entry_of(outputs, "wild").digest.arm("a").scores == [0.5, 0.4]
+    assert "wild" in context_text(read_history(None, [outputs]), 2000)
+
+
 def test_tiny_scatter_of_most_arms_is_not_the_noise_of_an_open_scale():
     """Three arms with a loss of next to nothing made a noise floor of 0.000, and +0.033 a step forward."""
     quiet = [arm(f"a{i}", 0.1 + i / 1000, 0.10001 + i / 1000, 0.1 + i / 1000) for i in range(4)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
 from evsys_sdk.stats.arm_scores import ArmScores
 from evsys_sdk.stats.clusters import by_cluster, find_clusters, without_fillings
@@ -136,6 +137,15 @@ def test_hashes_as_ids_make_no_clusters():
     assert found(ids, [one[::-1] for one in ids]).of == {}
 
 
+@pytest.mark.parametrize("form", ["{d}-{n}", "{d}/{n:03d}", "{w}-{d}"])
+def test_days_in_ids_make_no_clusters(form):
+    days = [f"2026-{1 + n % 12:02d}-{1 + n % 28:02d}" for n in range(400)]
+    ids = [form.format(d=day, n=n, w=f"{WORDS[n % 37]}{WORDS[n // 37]}") for n, day in enumerate(days)]
+    assert found(ids, [one[::-1] for one in ids]).of == {}
+    mail = [f"{topic}-2026-03-{day:02d}" for topic in ("mail", "maps", "web") for day in range(1, 9)]
+    assert len(set(found(mail).of.values())) == 3
+
+
 def test_the_stories_of_the_leakage_audit_are_independent():
     file = Path(__file__).parents[3] / "perf/leakage_stories.txt"
     stories = [line for line in file.read_text().splitlines() if line.strip()]
@@ -168,10 +178,26 @@ def test_columns_keep_the_mean_and_have_the_cluster_robust_variance():
     values = chance.random((3, 20))
     columns = by_cluster(values, clusters)
     assert columns.shape == (3, 4) and columns.mean(axis=1) == pytest.approx(values.mean(axis=1))
-    # Liang and Zeger: sum over clusters of (sum of residuals)^2 / n^2, times C / (C - 1)
+    # Liang and Zeger: sum over clusters of (sum of residuals)^2 / n^2; instead of C / (C - 1) the factor that makes it
+    # unbiased where the tasks of a cluster are alike.
     row, mean = values[0], values[0].mean()
     sums = [sum(v - mean for v, c in zip(row, clusters, strict=True) if c == name) for name in "abcd"]
-    assert columns[0].var(ddof=1) / 4 == pytest.approx(sum(s**2 for s in sums) / 20**2 * 4 / 3)
+    share = np.array([7, 2, 5, 6]) / 20
+    factor = (share**2).sum() / (share**2 * (1 - 2 * share + (share**2).sum())).sum()
+    assert columns[0].var(ddof=1) / 4 == pytest.approx(sum(s**2 for s in sums) / 20**2 * factor)
+    even = by_cluster(values, ["a"] * 5 + ["b"] * 5 + ["c"] * 5 + ["d"] * 5)
+    assert even[0] == pytest.approx([row[start : start + 5].mean() for start in (0, 5, 10, 15)])
+
+
+def test_the_variance_of_uneven_clusters_whose_tasks_are_alike_has_no_bias():
+    """Every cluster is one value on all its tasks, with variance 1: that of the mean is the sum of squared shares."""
+    sizes = [3, 3, 3, 5, 5, 7, 7]
+    chance, clusters = np.random.default_rng(3), np.repeat(np.arange(len(sizes)), sizes)
+    values = chance.standard_normal((20_000, len(sizes)))[:, clusters]
+    columns = by_cluster(values, [str(one) for one in clusters])
+    share = np.array(sizes) / sum(sizes)
+    assert columns.shape[1] == len(sizes), "even enough to be left as they are"
+    assert (columns.var(axis=1, ddof=1) / len(sizes)).mean() == pytest.approx((share**2).sum(), rel=0.02)
 
 
 def world(chance, *, templates=10, each=20, seeds=1, effect=1.2):
@@ -242,14 +268,56 @@ def test_a_long_word_is_read_in_time_that_grows_with_its_length(text):
     assert time.process_time() - begin < 20, "CPU seconds, below 1; where time grows with the square it is minutes"
 
 
+FAMILIES = {
+    "Zipf": [max(2, 60 // (i + 1)) for i in range(20)],
+    "a few large among many": [3] * 30 + [40] * 3,
+    "one of three times the size": [60] + [20] * 9,
+    "wide": [40, 3, 9, 14, 80, 22, 6, 11, 31, 17, 5, 12],
+    "one half": [110] + [10] * 11,
+}
+
+
+@pytest.mark.parametrize("sizes", FAMILIES.values(), ids=FAMILIES)
+def test_equal_arms_on_templates_of_any_sizes_are_told_apart_in_6_of_100_at_most(sizes):
+    """Templates of which one is worth as much noise as another, whatever its size: a hard world for few large ones."""
+    chance, clusters = np.random.default_rng(8), np.repeat(np.arange(len(sizes)), sizes)
+    values = chance.standard_normal((40_000, len(sizes)))[:, clusters]
+    columns = by_cluster(values, [f"c{one}" for one in clusters])
+    count = columns.shape[1]
+    reach = -stdtrit(count - 1, 0.025) * columns.std(axis=1, ddof=1) / count**0.5
+    wrong = (abs(columns.mean(axis=1)) > reach).mean()
+    assert 0.02 < wrong < 0.061, "0.060 to 0.073 where they were joined once, and 0.11 to 0.2 where they were not"
+
+
+def test_a_gain_on_all_of_five_templates_is_found():
+    """Their differences are nearly alike, and a template that goes the other way would not make up for them."""
+    clusters = [f"c{i // 20}" for i in range(100)]
+    low, high = np.zeros((1, 100)), np.ones((1, 100))
+    low[0, ::7], high[0, ::8] = 1.0, 0.0
+    gain = judged(np.stack([low, high]), clusters).arms[1].vs_baseline
+    assert gain.verdict == "better" and gain.low > 0.1
+    assert any("so few say little of other templates" in note for note in judged(np.stack([low, high]), clusters).notes)
+
+
+def test_the_verdict_says_that_templates_of_very_different_size_were_joined():
+    sizes = FAMILIES["one half"]
+    clusters = [f"c{number}" for number, size in enumerate(sizes) for _ in range(size)]
+    values = np.random.default_rng(5).integers(0, 2, (2, 1, sum(sizes))).astype(float)
+    [note] = [one for one in judged(values, clusters).notes if "templates" in one]
+    assert "tasks come from 12 templates (task ids)" in note and "new templates (their sizes differ much:" in note
+    assert note.endswith("the small ones are joined, and 3 groups count); so few say little of other templates")
+    even = judged(values[:, :, :200], [f"c{i // 20}" for i in range(200)])
+    assert not any("joined" in one for one in even.notes)
+
+
 UNEQUAL = [45, 30, 15, 15, 15, 8, 8, 7, 4, 3]
 
 
-def test_clusters_of_very_different_size_are_joined_to_as_many_as_are_effective():
+def test_clusters_of_very_different_size_are_joined_to_groups_of_about_one_size():
     clusters = [f"c{number}" for number, size in enumerate(UNEQUAL) for _ in range(size)]
     values = np.random.default_rng(3).random((2, len(clusters)))
     columns = by_cluster(values, clusters)
-    assert columns.shape == (2, 5), "150^2 / sum of squares = 5.9"
+    assert columns.shape == (2, 6), "45, 30, 22, 19, 18 and 16 tasks: worth 5.2 groups of one size"
     assert columns.mean(axis=1) == pytest.approx(values.mean(axis=1))
     even = [f"c{number % 10}" for number in range(150)]
     assert by_cluster(values, even).shape == (2, 10)

@@ -8,6 +8,7 @@ from scipy import stats
 
 from evsys_sdk.stats.comparison import arm_interval, arm_mean, difference, pooled_spread, seed_spread
 from evsys_sdk.stats.intervals import wilson_around, wilson_interval
+from evsys_sdk.stats.selection import penalty_of_look
 
 A = np.array([[0.1, 0.4, 0.35, 0.8, 0.66, 0.2, 0.9, 0.55]])
 B = np.array([[0.12, 0.3, 0.35, 0.7, 0.7, 0.1, 0.85, 0.6]])
@@ -299,8 +300,8 @@ def test_adding_seeds_until_something_is_significant_finds_nothing_among_equals(
         values = chance.normal(0, 0.3, (2, 9, 40)) + 0.1 * chance.standard_normal((2, 9, 1))
         found = [difference(values[1, :n], values[0, :n], unit=False).p_value() for n in range(3, 10)]
         naive += min(found) < 0.05
-        over_looks += min(p * look**2 for look, p in enumerate(found, start=1)) < 0.05
-    assert naive >= 16 and over_looks <= 12, "look k is judged at alpha / k squared"
+        over_looks += min(p * penalty_of_look(look) for look, p in enumerate(found, start=1)) < 0.05
+    assert naive >= 16 and over_looks <= 12, "look k is judged at alpha / k^3"
 
 
 def test_values_whose_squared_variance_overflows_are_compared():
@@ -308,3 +309,18 @@ def test_values_whose_squared_variance_overflows_are_compared():
     assert difference(*values, unit=False).p_value() == pytest.approx(
         difference(*(values / 1e100), unit=False).p_value(), rel=1e-6
     )
+
+
+FEW_REWARDS = np.array([[0.1, 0.15, 0.2, 0.05], [0.95, 0.9, 0.97, 1.0]])[:, None, :]
+
+
+def test_a_large_gain_on_every_one_of_a_few_tasks_is_more_certain_than_a_mixed_one():
+    """Differences that are nearly alike are less scatter than tasks of which one arm solves some and loses others."""
+    low, high = FEW_REWARDS
+    alike = difference(high, low, unit=True)
+    mixed = difference(np.array([[1.0, 1.0, 0.0, 1.0]]), np.array([[0.0, 0.0, 0.5, 0.9]]), unit=True)
+    assert alike.p_value() < 0.05 < mixed.p_value()
+    back = difference(low, high, unit=True)
+    assert back.p_value() == alike.p_value() and back.error == alike.error, "whichever arm is named first"
+    flat = difference(np.full((1, 4), 0.52), np.full((1, 4), 0.5), unit=True)
+    assert flat.p_value() > 0.5, "tasks that all agree are still few"

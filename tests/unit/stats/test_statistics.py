@@ -22,6 +22,18 @@ def test_wilson_is_scipys_to_nine_digits(yes, n):
     assert wilson_interval(yes, n) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
+@pytest.mark.parametrize(("share", "n"), [(1 - 2e-13, 7), (1 - 1e-16, 7), (1e-13, 7), (1e-16, 40)])
+def test_wilson_stays_between_0_and_1_next_to_its_ends(share, n):
+    low, high = wilson_around(share, n, 1.959963984540054)
+    assert 0.0 <= low < high <= 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mean_of_values_that_cannot_be_squared_has_no_interval():
+    assert interval(fmean, [1e300, 0.5, -3.0], share=False) is None
+    assert interval(fmean, [1e60, 0.5, -3.0], share=False) is not None
+
+
 def normal(n: int, seed: int = 0) -> list[float]:
     chance = random.Random(seed)
     return [chance.gauss(0.4, 0.3) for _ in range(n)]
