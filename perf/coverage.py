@@ -8,7 +8,7 @@ points or so. `passes` are 0 or 1, `alike` are 0 or 1 on tasks that are all equa
 tries, `seconds` are long-tailed numbers on an open scale. One seed speaks of its weights, several of the recipe.
 Null worlds have equal arms under conditions that break the usual assumptions: seeds of one arm that scatter ten times
 as much, arms with different numbers of seeds, twenty arms whose seeds scatter, tasks made from templates, and seeds
-added until something is significant. Template sizes and looks in turn have worlds of their own. `power` is how often a
+added until something is significant. Template sizes and looks in turn have separate worlds. `power` is how often a
 true gain of one arm of four is found.
 
     python perf/coverage.py            # a minute or two
@@ -302,7 +302,7 @@ def template_sizes(repeats: int) -> list[dict[str, Any]]:
 
 
 def looks_in_turn(repeats: int) -> list[dict[str, Any]]:
-    """How often two equal arms are told apart at any of several looks, with the correction for looks and without."""
+    """How often two equal arms are distinguished at any of several looks, with the correction for looks and without."""
 
     def values(chance: np.random.Generator, seeds: int, tasks: int, scatter: float) -> Array:
         hard = chance.normal(0, 0.2, tasks) + chance.normal(0, 0.15, (2, 1, tasks))

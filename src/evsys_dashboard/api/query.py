@@ -168,7 +168,7 @@ def _strip(cut: Callable[[str, str], str]) -> Callable[..., str | None]:
     return trim
 
 
-OWN_FUNCTIONS: tuple[tuple[str, int, Callable[..., object]], ...] = (
+OWN_FUNCTIONS: tuple[tuple[str, int, Callable[..., str | int | None]], ...] = (
     ("replace", 3, _replace),
     ("instr", 2, _find),
     *((name, n, _strip(cut)) for name, cut in (("trim", str.strip), ("ltrim", str.lstrip), ("rtrim", str.rstrip))

@@ -311,7 +311,7 @@ def _least_variance(deltas: Array) -> float:
     import numpy as np
 
     n = len(deltas)
-    if _tell_apart(deltas) >= FEW:
+    if _count_differing(deltas) >= FEW:
         return 0.0
     # What most tasks say is the median; where no value is frequent it treats both arms alike, as no mode would.
     away = deltas - float(np.median(deltas))
