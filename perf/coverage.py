@@ -302,7 +302,7 @@ def template_sizes(repeats: int) -> list[dict[str, Any]]:
 
 
 def looks_in_turn(repeats: int) -> list[dict[str, Any]]:
-    """How often two equal arms are told apart at any of several looks, with the correction for looks and without."""
+    """How often two equal arms are distinguished at any of several looks, with the correction for looks and without."""
 
     def values(chance: np.random.Generator, seeds: int, tasks: int, scatter: float) -> Array:
         hard = chance.normal(0, 0.2, tasks) + chance.normal(0, 0.15, (2, 1, tasks))
