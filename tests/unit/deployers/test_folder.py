@@ -68,7 +68,7 @@ def test_a_name_is_never_reused_for_something_else(artifact, tmp_path):
 def test_the_yaml_ships_the_best_arm_and_the_record_shows_it(tmp_path, monkeypatch, capsys):
     out = tmp_path / "releases"
     block = {"kind": "folder", "params": {"path": str(out)}}
-    trained = train(tmp_path / "project", {"kind": "local"}, deploy=block)
+    trained = train(tmp_path / "project", {"kind": "local", "params": {"dtype": "float32"}}, deploy=block)
     name = (out / "current").readlink().name
     assert f"Deployment: Deployed {name} (arm r0, run r0) to folder" in trained.record.conclusion
     assert "Deployment: " not in (out / "current" / "README.md").read_text()
