@@ -33,9 +33,10 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from evsys_dashboard import auth, ingest
+from evsys_dashboard import auth
 from evsys_dashboard.api.resources import QueryAnswer, answer
 from evsys_dashboard.auth import Refusal
+from evsys_dashboard.request_body import finite, parse_body
 
 MAX_SECONDS = 5.0
 MAX_ROWS = 10_000
@@ -64,6 +65,8 @@ VIEWS = {
         CASE k.last_kind WHEN 1 THEN 'NaN' WHEN 2 THEN 'Infinity' WHEN 3 THEN '-Infinity'
         ELSE CAST(k.last AS text) END AS last_text, k.last, k.low, k.high
         FROM dashboard_generation e JOIN dashboard_metrickey k ON k.generation_id = e.id WHERE {project}""",
+    # The answer of a test task is withheld where `{test}` is 1, and where the evaluation that would name the split has
+    # not arrived.
     "rollouts": """SELECT e.id, g.experiment_id, e.generation_id AS run_id, g.arm, g.seed, e.eval_id,
         v.name AS benchmark, v.split, v.step, e.task_id, e.reward, e.status,
         CASE WHEN {test} AND COALESCE(v.split, 'test') = 'test' THEN NULL ELSE e.completion END AS completion, e.created
@@ -117,7 +120,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | dict):
-        return ingest.finite(value)
+        return finite(value)
     return str(value)
 
 
@@ -412,7 +415,7 @@ def query(request: HttpRequest, project: str) -> HttpResponse:
     if request.method != "POST":
         raise Refusal(405, f"{request.method} is not possible here; use POST with {{sql}}")
     visitor = auth.visitor_for(request, project)
-    body = ingest.parse_body(request.body, request.headers.get("Content-Encoding", ""))
+    body = parse_body(request.body, request.headers.get("Content-Encoding", ""))
     sql = body.get("sql")
     if not isinstance(sql, str):
         raise Refusal(422, "sql: give one SELECT as text")

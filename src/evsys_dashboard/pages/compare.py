@@ -114,6 +114,7 @@ def rollout_of(row: PredictionRow) -> Rollout:
     turns = []
     for one in body.get("turns") or []:
         text, n = (one.get("text"), one.get("completion_tokens")) if isinstance(one, dict) else (one, 0)
+        # A bound on what a client may claim: the list below is as long as its number.
         tokens = [0] * (n if isinstance(n, int) and 0 <= n < 10_000_000 else 0)
         turns.append(Turn(prompt_tokens=[], completion_tokens=tokens, logprobs=[], text=str(text or "")))
     return Rollout(

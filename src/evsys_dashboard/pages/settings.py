@@ -85,6 +85,7 @@ def add_key(request: HttpRequest, project: str) -> HttpResponse:
     if scope not in ApiKey.Scope.values:
         return _render(request, found, 400, problem=f"Choose a scope: {', '.join(ApiKey.Scope.values)}.")
     key, text = auth.make_key(found, name, scope, by=request.user if isinstance(request.user, auth.User) else None)
+    # Shown in this answer, without a redirect: after one the key would have to be stored to be shown.
     return _render(request, found, 201, new_key=key, new_key_text=text)
 
 
@@ -110,6 +111,7 @@ def invite(request: HttpRequest, project: str) -> HttpResponse:
         return _render(
             request, found, 400, problem="This dashboard is for one person. For a team: evsys dashboard --help"
         )
+    # A link instead of an account: the person chooses the password, and no other person has known it.
     link = auth.invite(found, is_owner=request.POST.get("owner") == "1")
     return _render(request, found, 201, invitation=request.build_absolute_uri(link))
 
@@ -122,6 +124,7 @@ def remove_member(request: HttpRequest, project: str, member: int) -> HttpRespon
     if (refusal := _refuse_members(request, found)) is not None:
         return refusal
     one = get_object_or_404(Membership, pk=member, project=found)
+    # A project without an owner could be neither shared nor left by anyone again.
     if one.is_owner and not found.memberships.filter(is_owner=True).exclude(pk=one.pk).exists():
         return _render(request, found, 400, problem="The last owner of a project cannot be removed.")
     one.delete()
