@@ -84,6 +84,7 @@ class RunEvals:
     def create(cls, attempt: RunAttempt) -> RunEvals:
         """How the run of this attempt is scored."""
         plan, service, leakage = attempt.plan, attempt.service, attempt.record.leakage
+        # The mock model knows one template, whatever the config says.
         is_mock = plan.run.backend.kind == "mock"
         length = getattr(service, "context_length", None)
         settings = TrialSettings(http_front=partial(http_front, length), context_length=length)
@@ -146,6 +147,7 @@ class RunEvals:
         async def work() -> EvalResult:
             key = self.load(entry)
             limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
+            # The run's seed: the same weights give the same answers when a run is resumed or repeated.
             sampling = SamplingParams(max_tokens=entry.max_tokens, temperature=entry.temperature, seed=self.seed)
             model: ClientModel | WeightsModel
             if self.client is not None:
@@ -246,6 +248,7 @@ async def score_untrained(attempt: RunAttempt, hooks: LoopHooks) -> None:
 
         hooks.callbacks.doing(hooks.ctx, "scoring")
 
+        # A default binds the entry of this turn: a closure would see that of the last.
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
             if scoring.client is not None:
                 return await scoring.score_once(entry, None, step=0)
@@ -267,6 +270,7 @@ async def _starting_sampler(attempt: RunAttempt, ctx: RunContext) -> AsyncIterat
     saved_rank = getattr(service, "saved_rank", None)
     given = attempt.plan.run.algorithm.params.get("lora_rank")
     rank = given if isinstance(given, int) else saved_rank(ctx.start_from) if saved_rank else LORA_RANK
+    # Of the rank of the checkpoint: a state of one rank does not load into an adapter of another.
     client = await service.create_training_client(rank=rank, seed=ctx.seed)
     await client.load_state(ctx.start_from, optimizer=False)
     path = await client.save_weights_for_sampler("start")
