@@ -133,12 +133,12 @@ def packs(weight: Tensor) -> bool:
 def pack_weight(weight: Tensor, bias: Tensor | None) -> Product:
     """A product with a copy of `weight` in oneDNN's layout."""
     matrix = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_COME)
-    multiply = torch.ops.mkldnn._linear_pointwise
+    linear_pointwise = torch.ops.mkldnn._linear_pointwise
 
-    def multiplied(x: Tensor) -> Tensor:
-        return multiply(x, matrix, bias, "none", [], "")
+    def multiply(x: Tensor) -> Tensor:
+        return linear_pointwise(x, matrix, bias, "none", [], "")
 
-    return multiplied
+    return multiply
 
 
 @cache

@@ -596,7 +596,7 @@ ROUTES = (
 )
 
 
-def _guarded(route: Route) -> Callable[..., HttpResponse]:
+def _guard(route: Route) -> Callable[..., HttpResponse]:
     view = route.view
     assert view is not None
 
@@ -669,5 +669,5 @@ def openapi(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("api/openapi.json", openapi),
-    *(path(route.path, _guarded(route)) for route in ROUTES if route.view is not None),
+    *(path(route.path, _guard(route)) for route in ROUTES if route.view is not None),
 ]

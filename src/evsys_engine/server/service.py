@@ -315,7 +315,7 @@ class Service:
         await self.in_worker(self.archives.sweep)
 
     async def close(self, patience_seconds: float) -> bool:
-        """The server goes down: nothing new begins. False if something still ran when patience was at its end."""
+        """The server goes down: nothing new begins. False if something still ran at the time limit."""
         for session in self.sessions.all():
             for model in session.models.values():
                 model.queue.abandon()

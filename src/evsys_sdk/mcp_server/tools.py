@@ -75,7 +75,7 @@ class ToolSpec:
 def call_tool(spec: ToolSpec, arguments: dict[str, Any], session: ToolSession) -> ToolAnswer:
     """Check the arguments and answer; whatever goes wrong is an answer as well, written for the model."""
     try:
-        return spec.answer(_checked(spec, arguments), session)
+        return spec.answer(_check_arguments(spec, arguments), session)
     except READABLE as exc:
         path = arguments.get("path")
         about = path if isinstance(path, str) else None
@@ -86,7 +86,7 @@ def call_tool(spec: ToolSpec, arguments: dict[str, Any], session: ToolSession) -
         return error_answer(refusal(f"{spec.name} failed, which is a fault of evsys and not of the arguments: {said}"))
 
 
-def _checked(spec: ToolSpec, arguments: dict[str, Any]) -> ToolArguments:
+def _check_arguments(spec: ToolSpec, arguments: dict[str, Any]) -> ToolArguments:
     known = spec.arguments.model_fields
     for key in arguments:
         if key not in known:

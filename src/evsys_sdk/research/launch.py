@@ -29,7 +29,7 @@ from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import ConfigError, EvsysError, Problem, SettingsChanged
 from evsys_sdk.eval.benchmark import BenchmarkLoader
 from evsys_sdk.experiment.identity import SHOWN, Facts, differences, identity_facts
-from evsys_sdk.experiment.outcome import made
+from evsys_sdk.experiment.outcome import make_output_dir
 from evsys_sdk.files import to_json
 from evsys_sdk.format import count, interval_text, shown
 from evsys_sdk.history.compare import is_share_of_tasks
@@ -115,7 +115,7 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
     recipe: JsonObject = {key: value for key, value in plain(config.run).items() if key != "name"}
     space = Space.of(recipe, spec, config)
     folder = research_folder(config)
-    made(folder.parent)
+    make_output_dir(folder.parent)
     with (
         hold(folder.parent / f".{folder.name}.lock", f"research {config.name!r} in {folder.parent}"),
         stop_on_signals(StopFlag()) as stop,
@@ -123,7 +123,7 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
     ):
         if options.fresh and folder.exists():
             move_aside({folder: folder.name}, folder.with_name(f"{folder.name}.{ATTEMPTS}"))
-        made(folder)
+        make_output_dir(folder)
         journal = ResearchJournal.open(folder / "journal.jsonl")
         _begin_or_resume(journal, config, spec, benchmarks)
         seats = seats_of(spec)

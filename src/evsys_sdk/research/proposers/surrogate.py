@@ -43,7 +43,7 @@ DOME = 0.7
 setting lie far apart, so that the best is seldom at one of them. Chosen before it was measured; without it, a rank
 correlation of 0.49 to 0.54 with the truth after 12 trials becomes 0.58 to 0.62 (families lists, kinds, ridge)."""
 WIDTHS = (0.1, 0.5)
-"""Of the scales on which scores are compared, in parts of their range: see `bent`."""
+"""Of the scales on which scores are compared, in parts of their range: see `score_scales`."""
 MOST = 200
 """Trials that are fitted: the last ones. Time grows with the cube of their number."""
 
@@ -182,9 +182,9 @@ class Surrogate:
         doubt: float = 1.0,
     ) -> Surrogate:
         """By the most likely weights, trend and noise; `noise` is the least standard deviation of one value. With
-        `are_scores` the values are compared on the likeliest of the scales of `bent`, and predicted on it, and are
-        expected to be lower at the bounds of numbers than in the middle (`DOME`). With `doubt` they say so many times
-        less about other places than seems likeliest."""
+        `are_scores` the values are compared on the likeliest of the scales of `score_scales`, and predicted on it, and
+        are expected to be lower at the bounds of numbers than in the middle (`DOME`). With `doubt` they say so many
+        times less about other places than seems likeliest."""
         import numpy as np
 
         rows, y = rows[-MOST:], np.array(values[-MOST:])
@@ -213,7 +213,7 @@ class Surrogate:
                 half = np.linalg.solve(factor, (scale[0] - scale[0].mean()) / scale[0].std())
                 return -0.5 * float(half @ half) - n * math.log(float(scale[0].std())) + float(scale[1].sum())
 
-            scales = sorted(bent(y), key=likelihood, reverse=True)
+            scales = sorted(score_scales(y), key=likelihood, reverse=True)
         y = scales[0][0]
         centre, scale = float(y.mean()), float(y.std()) or 1.0
         y, floor = (y - centre) / scale, max(noise / scale, 1e-3) ** 2
@@ -295,7 +295,7 @@ class Surrogate:
         return self.centre + self.scale * (mean + near @ self.solved), self.scale * deviation
 
 
-def bent(values: Array) -> list[tuple[Array, Array]]:
+def score_scales(values: Array) -> list[tuple[Array, Array]]:
     """Scales on which values can be compared, each with the logarithm of its slope at each value. On the first, values
     far below the median count as little below it: how bad a bad recipe is says nothing about the best. On the others
     the logarithm of what is above the lowest counts, since what spoils a recipe often takes away a part of its score.
