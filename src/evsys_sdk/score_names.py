@@ -114,7 +114,7 @@ def _spellings(words: tuple[str, ...]) -> set[str]:
     """The words with a dot or a slash between any two of them."""
     found = {words[0]}
     for word in words[1:]:
-        # Metrics have dots and slashes of their own, so a name cannot be split: every spelling is tried.
+        # Names of metrics hold dots and slashes, so a name cannot be split: every spelling is tried.
         found = {f"{start}{mark}{word}" for start, mark in product(found, "./")}
     return found
 
