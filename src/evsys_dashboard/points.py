@@ -126,9 +126,7 @@ def write_points(curves: Mapping[CurveId, StepValues]) -> set[str]:
         elif _upsert(rows):
             # A step was written again or late: the summary anew, from the points.
             with connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT count(*), min(value), max(value) FROM dashboard_point WHERE key_id = %s", [key.pk]
-                )
+                cursor.execute(POINTS_RANGE, [key.pk])
                 key.n, key.low, key.high = cursor.fetchone()
                 cursor.execute(LAST_POINT, [key.pk])
                 key.last_step, key.last_kind, key.last = cursor.fetchone()
