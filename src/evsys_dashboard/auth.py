@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib.auth import authenticate, get_user_model, login, logout
@@ -204,8 +205,6 @@ def page(view: View) -> View:
     @functools.wraps(view)
     def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if not request.user.is_authenticated:
-            from urllib.parse import urlencode
-
             return HttpResponseRedirect(f"/login?{urlencode({'next': request.get_full_path()})}")
         if needs_password(request):
             return HttpResponseRedirect("/welcome")

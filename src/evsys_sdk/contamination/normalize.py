@@ -476,10 +476,10 @@ def _readable(data: bytes) -> str | None:
 
 
 def rot13(text: str) -> str:
-    """rot13, which is its own way back."""
+    """rot13; applied twice it gives the text back."""
     return text.translate(_TURN)
 
 
 def reversed_text(text: str) -> str:
-    """From the last letter to the first, which is its own way back too."""
+    """From the last letter to the first; applied twice it gives the text back."""
     return text[::-1]

@@ -245,7 +245,7 @@ class NoEnvironment(BaseEnvironment):
 
 @lru_cache(maxsize=1)
 def no_environment() -> NoEnvironment:
-    """The one there is: it holds nothing, so all rollouts can share it."""
+    """An environment that holds nothing, so that all rollouts can share it."""
     nowhere = Path("no-environment")
     return NoEnvironment(
         environment_dir=nowhere,
