@@ -284,6 +284,8 @@ def read_experiment(project: Project, line: IndexLine, stamp: str, *, is_new: bo
             # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
             ExperimentRow.objects.filter(project=project, source=source).exclude(pk=experiment_id).delete()
         row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True, own=columns)
+        if entry.problem and row.record:
+            ingest.drop_result(row)
         ingest.save_generations(row, runs, are_new=columns.is_free)
 
 

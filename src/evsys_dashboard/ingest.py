@@ -25,7 +25,7 @@ from evsys_dashboard.auth import Refusal
 from evsys_dashboard.models import TEST, EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
 from evsys_dashboard.points import MAX_NAME, MAX_STEP, CurveId, StepValues, write_points
 from evsys_dashboard.settings import MAX_BODY_BYTES
-from evsys_dashboard.summary import record_of, summarize
+from evsys_dashboard.summary import OF_RECORD, record_of, summarize
 from evsys_sdk.history.digest import Digest
 from evsys_sdk.record.dashboard import wire
 
@@ -395,6 +395,17 @@ def save_generation(project: Project, generation_id: str, body: Mapping[str, Any
     return row
 
 
+def drop_result(row: ExperimentRow) -> None:
+    """Take out what the row has from a record that can no longer be read: nothing of it counts."""
+    fresh = ExperimentRow()
+    for column in ("record", "conclusion", *OF_RECORD):
+        setattr(row, column, getattr(fresh, column))
+    for column in ("record", "conclusion"):
+        row.field_times.pop(column, None)
+    row.updated = next_stamp()
+    row.save()
+
+
 def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str, Any]], *, are_new: bool) -> None:
     """Create the runs of an experiment, or set fields of them: by id, with `source` beside the fields of the wire. One
     statement for all where `save_generation` has nine for each. `are_new`: none is looked for."""
@@ -411,7 +422,10 @@ def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str
             new.append(row)
         elif row.project_id != experiment.project_id:
             raise Refusal(409, f"the id {generation_id!r} is taken; make a new one")
+        ended = row.ended
         changed = _set_generation(row, {key: body[key] for key in body if key != "source"}, is_start=True)
+        # When a run ended is in its record (`follow`), and not when this was read.
+        row.ended = ended if row.record and row.status != "running" else None
         if row.source != body["source"]:
             row.source = body["source"]
             changed.add("source")
