@@ -311,11 +311,11 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
                 cursor.execute(f"DROP VIEW IF EXISTS {SCHEMA}.{name}")
                 cursor.execute(f"CREATE VIEW {SCHEMA}.{name} WITH (security_barrier) AS {made}")
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role])
-            verb = "ALTER" if cursor.fetchone() else "CREATE"
-            statement = text.SQL(
-                f"{verb} ROLE {{}} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION "
-                "CONNECTION LIMIT 8 PASSWORD {}"
-            ).format(text.Identifier(role), text.Literal(password))
+            # To one that is there only its password is given: naming the other rights takes a superuser, also to deny them.
+            made = "ALTER ROLE {}" if cursor.fetchone() else (
+                "CREATE ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION CONNECTION LIMIT 8"
+            )  # fmt: skip
+            statement = text.SQL(f"{made} PASSWORD {{}}").format(text.Identifier(role), text.Literal(password))
             cursor.execute(statement.as_string(cursor.connection))
             cursor.execute(
                 f"INSERT INTO {SCHEMA}.roles VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING",
