@@ -555,6 +555,16 @@ def has_flag(words, flags):
     return False
 
 
+def copied_into(programs, cwd):
+    """The folder that a copy is written to, which is not read; None where other programs may read it."""
+    if len(programs) != 1 or programs[0][0] not in ("cp", "rsync", "scp"):
+        return None
+    words = programs[0][1]
+    named = [word for word in words[1:] if not word.startswith("-")]
+    has_option = any(re.match(r"-\w*t|--target", word) for word in words)
+    return None if has_option or len(named) < 2 else os.path.realpath(os.path.join(cwd, named[-1].strip("'\"")))
+
+
 def without_evsys(command):
     """The command without those parts that `evsys` gets: it scores test tasks and does not print them, except by
     `evsys data`."""
@@ -661,11 +671,12 @@ def check_command(given, cwd):
     hit = find_by_pattern(rest, cwd)
     if hit:
         return f"This would read {os.path.relpath(hit, cwd)}, which is closed to agents. {TEST_ADVICE}"
+    target = copied_into(programs, cwd)
     for path in candidates(rest, cwd):
         why = why_protected(path, cwd)
         if why:
             return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
-        if os.path.isdir(path) and reads_all:
+        if os.path.isdir(path) and reads_all and os.path.realpath(path) != target:
             inside = find_inside(path, cwd)
             if inside:
                 shown = os.path.relpath(inside, cwd)
