@@ -239,7 +239,7 @@ def look_up(ref: str, history: History) -> ResolvedExperiment:
     names = newest_by_name(history.entries)
     # A folder may be called like an experiment: the name wins, and `./name` means the folder.
     begins = bool(ref) and any(name.startswith(ref) or slug_of(name) == ref for name in names)
-    if not begins and ("/" in ref or (ref and Path(ref).exists())):
+    if not begins and ("/" in ref or os.path.exists(ref)):
         return ResolvedExperiment(entry=read_at(Path(ref)))
     if ref not in names:
         ref = _only_prefix(ref, names)
