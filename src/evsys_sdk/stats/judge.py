@@ -411,8 +411,8 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
         notes.append(
             f"some tasks are copies of others: {n_clusters} different tasks count, each once"
             if clustered_by == COPIES
-            else f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and more "
-            f"tasks means tasks from new templates{joined}{few}"
+            else f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and "
+            f"more tasks means tasks from new templates{joined}{few}"
         )
     scored = [arm for arm in verdict.arms if arm.mean is not None]
     if rules.per_run and any(arm.low is not None for arm in scored):
