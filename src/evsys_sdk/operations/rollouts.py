@@ -156,7 +156,8 @@ def _refuse_unknown(views: list[RolloutView], wanted: WantedRollouts) -> None:
             if word not in names:
                 near = closest(word, names)
                 known = [near] if near and len(names) > LISTED else sorted(names)[:LISTED]
-                raise EvsysError(f"{flag}: {not_known(word, what, known)}")
+                more = f" and {len(names) - LISTED:,} more" if len(known) == LISTED < len(names) else ""
+                raise EvsysError(f"{flag}: {not_known(word, what, known)}{more}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
