@@ -28,9 +28,9 @@ FEWEST_PER_CLUSTER = 3.0
 FEWEST_CLUSTERS = 3
 """One template for all tasks, or two, would leave nothing to estimate from: tasks are then the units, of these."""
 SOME, LEAST = 0.25, 5
-"""Share of the tasks from which templates of a part of them count, and tasks that such a template has. A choice: with 17
-and 23 % from three templates of 20, counting all tasks as independent makes 8 and 9 % false verdicts; independent texts
-of a small vocabulary have up to 12 % of their tasks in alike fives."""
+"""Share of the tasks from which templates of a part of them count, and tasks that such a template has. A choice: with
+17 and 23 % from three templates of 20, counting all tasks as independent makes 8 and 9 % false verdicts; independent
+texts of a small vocabulary have up to 12 % of their tasks in alike fives."""
 COPIES = "copies of tasks"
 QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`")
 UNFILLED = re.compile(r"\s+|[^\s\"'`]+")
@@ -97,8 +97,9 @@ def _find_templates(ids: Sequence[str], texts: Mapping[str, str]) -> tuple[dict[
             return found, "task ids"
     by_text = [{one: _text_pattern(texts.get(one, "")) for one in ids}, _alike(ids, texts)]
     for rule in (_if_templates, _if_some_templates):
-        if found := next(filter(None, map(rule, by_text)), None):
-            return found, "task texts"
+        for patterns in by_text:
+            if found := rule(patterns):
+                return found, "task texts"
     return {}, ""
 
 
