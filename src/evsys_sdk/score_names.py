@@ -114,6 +114,7 @@ def _spellings(words: tuple[str, ...]) -> set[str]:
     """The words with a dot or a slash between any two of them."""
     found = {words[0]}
     for word in words[1:]:
+        # Names of metrics hold dots and slashes, so a name cannot be split: every spelling is tried.
         found = {f"{start}{mark}{word}" for start, mark in product(found, "./")}
     return found
 
@@ -126,6 +127,7 @@ def resolve(name: str, keys: Iterable[str]) -> list[str]:
     all benchmarks of a split. A score comes before a number of the run or of a step that is called like its metric
     (`tokens`): a metric that a benchmark lists is meant. That number is `train/tokens`.
     """
+    # Once each, in their order: several runs have the same keys.
     known = list(dict.fromkeys(keys))
     if name in known and parse_key(name) is not None:
         return [name]
@@ -158,6 +160,7 @@ def resolve_one(name: str, keys: Iterable[str]) -> str | None:
 
 def _prefer(keys: list[str]) -> list[str]:
     chosen = ([key for key in keys if key.startswith(f"{split}/")] for split in SPLITS)
+    # Keys of other splits are left as they are.
     return next((found for found in chosen if found), keys)
 
 

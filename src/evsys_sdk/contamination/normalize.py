@@ -427,7 +427,7 @@ def _from_base64(text: str) -> Iterator[str]:
         if size < 255 and all(map(_CODED_WORD.fullmatch, words[start:end])):
             candidates.append({"".join(words[start:end]): None})
     for attempts in candidates:
-        attempts |= {turned(attempt): None for attempt in attempts}
+        attempts |= {rot13(attempt): None for attempt in attempts}
         said = next((said for attempt in attempts if (said := _read(attempt)) is not None), None)
         if said is not None:
             yield said
@@ -478,11 +478,11 @@ def _readable(data: bytes) -> str | None:
     return None
 
 
-def turned(text: str) -> str:
-    """rot13, which is its own way back."""
+def rot13(text: str) -> str:
+    """rot13; applied twice it gives the text back."""
     return text.translate(_TURN)
 
 
 def reversed_text(text: str) -> str:
-    """From the last letter to the first, which is its own way back too."""
+    """From the last letter to the first; applied twice it gives the text back."""
     return text[::-1]

@@ -237,6 +237,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         for score in one.scores
         if one.step == 0
     }
+    # The conclusion has the finding in words; records of all versions do.
     leakage = [line for line in record.conclusion.splitlines() if line.startswith(LEAKAGE)]
     outcome = record.hypothesis_result.get("outcome")
     if outcome and record.hypothesis_result.get("known_before"):
@@ -258,6 +259,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         mode=success.get("mode") or verdict.mode or better_direction(metric or ""),
         measured=sorted({key for found in keys.values() for key in found}),
         allows_test=bool(metadata.get("allow_test_selection")),
+        # 12 of 64 hex digits: an index has hundreds of them, and 48 bits tell them apart.
         tasks={key.removeprefix(word): sha[:12] for key, sha in record.contents.items() if key.startswith(word)},
         sketches=record.looks.tasks,
         paths={name: str(entry["path"]) for name, entry in benchmarks.items() if entry.get("path")},
@@ -270,6 +272,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
             if score.unit
         },
         share=verdict.share,
+        # One arm with one value on every task is compared with nothing.
         constant=verdict.constant if len(record.arms) > 1 else None,
         best_arm=record.best_arm,
         expected=verdict.winner.expected if verdict.winner else None,
@@ -281,6 +284,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         started=record.started,
         ended=record.ts,
         seconds=record.seconds,
+        # The first few: an index is read whole at every start of a command.
         warnings=[_text(warning) for warning in record.warnings][:5],
     )
 

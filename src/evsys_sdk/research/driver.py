@@ -265,7 +265,7 @@ class Research:
             recipe = apply_changes(parent.recipe, proposal.changes)
         except EvsysError as exc:
             return parent.recipe, "invalid", str(exc)
-        problems = [*self._touched(recipe), *(self.space.check(recipe) if self.space else [])]
+        problems = [*self._check_fixed_settings(recipe), *(self.space.check(recipe) if self.space else [])]
         problems = problems or self.laboratory.check(recipe)
         if problems:
             return recipe, "invalid", "; ".join(f"{one.path}: {one.message}" for one in problems)
@@ -277,7 +277,7 @@ class Research:
                 return recipe, "duplicate", f"trial {trial.number} was the same"
         return recipe, "completed", ""
 
-    def _touched(self, recipe: JsonObject) -> Iterator[Problem]:
+    def _check_fixed_settings(self, recipe: JsonObject) -> Iterator[Problem]:
         """The settings of the driver's own that a recipe has otherwise than the config, seeds of every block
         included."""
         tunable = self.space.tunables(recipe) if self.space else {}

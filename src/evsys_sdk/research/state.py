@@ -126,6 +126,7 @@ class ResearchState:
     @property
     def incumbent(self) -> Trial | None:
         """The last one that was kept."""
+        # Each that is kept takes the place of the one before.
         return next((trial for trial in reversed(self.trials) if trial.decision in ("first", "kept")), None)
 
     @property
@@ -241,11 +242,13 @@ def apply_changes(recipe: JsonObject, changes: Changes) -> JsonObject:
     """The recipe with these settings changed; EvsysError where a path does not fit."""
     from evsys_sdk.errors import EvsysError
 
+    # A copy in which nothing is shared, and which holds what a journal can keep.
     child: JsonObject = json.loads(json.dumps(recipe))
     for path, value in changes.items():
         parts = split_path(path)
         try:
             if value == DELETED:
+                # The walk checks nothing: a place that is not there raises, and the caller hears which path it was.
                 parent: object = child
                 for part in parts[:-1]:
                     parent = parent[part]  # type: ignore[index]

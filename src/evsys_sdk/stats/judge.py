@@ -100,6 +100,7 @@ def judge_arms(
     baseline = baseline_arm or (None if searched else arms[0].arm)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
     before = _start_tables(tables, starts or (dict.fromkeys(tables, untrained) if untrained else {}))
+    # By identity: arms that start from one model share its table, which must not count once per arm.
     distinct = {id(table): table for table in before.values()}.values()
     all_tables = {**{f"{UNTRAINED} {number}": table for number, table in enumerate(distinct)}, **tables}
     compared = tables.get(baseline) if baseline else None

@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
+from evsys_sdk.contamination import normalize
 from evsys_sdk.contamination.audit import audit_rows
-from evsys_sdk.contamination.normalize import decoded_texts, look_alikes, turned, words_of
+from evsys_sdk.contamination.normalize import decoded_texts, look_alikes, words_of
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 
 LONG = (
@@ -404,7 +405,7 @@ def test_texts_in_other_scripts_compare_as_they_did():
 
 def test_look_alikes_are_letters_and_rot13_is_its_own_way_back():
     assert all(value.isascii() and value.isalpha() for value in look_alikes().values())
-    assert turned(turned(LONG)) == LONG and turned("Uryyb, 12 jbeyqf") == "Hello, 12 worlds"
+    assert normalize.rot13(normalize.rot13(LONG)) == LONG and normalize.rot13("Uryyb, 12 jbeyqf") == "Hello, 12 worlds"
 
 
 def test_a_greek_text_and_its_capitals_are_one_text():
