@@ -133,6 +133,14 @@ def test_a_look_that_was_marked_invalid_is_still_a_look(ask, project):
     assert second["looks"]["count"] == 2 and second["looks"]["before"][0].endswith(", marked invalid)")
 
 
+def test_the_conclusion_asks_for_fresh_tasks_where_too_many_arms_were_compared(ask, monkeypatch):
+    monkeypatch.setattr("evsys_sdk.history.leaderboard.BUDGET", 4)
+    assert "fresh validation set" not in ask("first", repeats=1)["conclusion"]
+    second = ask("second", repeats=1, rates=(0.001, 0.008))
+    assert "mock backend): 4 arms of 2 experiments compared on it (budget 4)" in second["conclusion"]
+    assert second["conclusion"].endswith("The budget is spent: choose on a fresh validation set.")
+
+
 def with_params(**params):
     return lambda arm: arm | {"algorithm": {"kind": "sft", "params": arm["algorithm"]["params"] | params}}
 

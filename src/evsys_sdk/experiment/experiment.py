@@ -38,7 +38,7 @@ from evsys_sdk.experiment.identity import (
     open_journal,
     resume_experiment,
 )
-from evsys_sdk.experiment.looks import find_looks, question_of
+from evsys_sdk.experiment.looks import find_looks, question_of, spent_budgets
 from evsys_sdk.experiment.model_card import SHIPPED
 from evsys_sdk.experiment.outcome import (
     ExperimentResult,
@@ -385,6 +385,11 @@ class Experiment:
             settings = replace_search(settings, [plain(run) for run in self.trials])
         about = describe(config, flags, contents(launch.facts), settings)
         write_files(config, result, about)
+        # The record of this experiment counts too, and is in the history from here on.
+        if spent := spent_budgets(config, output_dir):
+            self.conclusion = replace(self.conclusion, text="\n".join([self.conclusion.text, *spent]))
+            result.conclusion = self.conclusion
+            write_files(config, result, about)
         # After the record is on disk: a target that hangs or a kill costs the deployment and nothing else.
         if config.deploy is not None and not options.dry:
             self.conclusion = result.conclusion = self._deploy(result, about, config.deploy)

@@ -16,7 +16,7 @@ correction for the number of looks is enough, and that is said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from evsys_sdk.experiment.registration import workspaces_of
 from evsys_sdk.files import read_object
 from evsys_sdk.format import count
 from evsys_sdk.history.digest import Digest
-from evsys_sdk.history.history import attempts_of, read_history, read_one, records_below
+from evsys_sdk.history.history import ExperimentEntry, attempts_of, read_history, read_one, records_below
+from evsys_sdk.history.leaderboard import looks_of
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.models import RecordedLooks, RunRecord
@@ -261,11 +262,7 @@ def _earlier(
 ) -> Iterator[_Result]:
     """The results of experiments that ask this question, and of attempts at them: those that the workspaces' indexes
     know and those that lie in the folder of this experiment and its parent's."""
-    records = {entry.record: entry for space in workspaces_of(config) for entry in read_history(space).entries}
-    for path in [*records_below(output_dir, 1), *records_below(output_dir.parent, 1), own]:
-        if path not in records and (entry := read_one(path)) is not None:
-            records[path] = entry
-    for path, entry in records.items():
+    for path, entry in _known_records(own, output_dir, config).items():
         if REHEARSALS in path.parts[-2:-1]:
             continue
         invalid = ", marked invalid" if entry.notes.why_invalid is not None else ""
@@ -283,6 +280,27 @@ def _earlier(
                 yield _Result(
                     label=label, scores=scores, tasks=tasks, ended=ended, is_own=is_own, is_attempt=is_attempt
                 )
+
+
+def _known_records(own: Path, output_dir: Path, config: ExperimentConfig) -> dict[Path, ExperimentEntry]:
+    records = {entry.record: entry for space in workspaces_of(config) for entry in read_history(space).entries}
+    for path in [*records_below(output_dir, 1), *records_below(output_dir.parent, 1), own]:
+        if path not in records and (entry := read_one(path)) is not None:
+            records[path] = entry
+    return records
+
+
+def spent_budgets(config: ExperimentConfig, output_dir: Path) -> list[str]:
+    """The sets of tasks that this experiment, whose record is written, chose by and that too many arms were compared
+    on."""
+    if output_dir.name == REHEARSALS:
+        return []
+    own = record_path(output_dir, config.name).absolute()
+    records = _known_records(own, output_dir, config)
+    if own in records:  # whose lock is still held
+        records[own] = replace(records[own], state=records[own].digest.status)
+    found = looks_of(list(records.values()))
+    return [str(looks) for looks in found if looks.is_spent and own in looks.experiments]
 
 
 def _is_repeat(then: Scores, now: Scores) -> bool:

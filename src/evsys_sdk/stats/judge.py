@@ -408,12 +408,13 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
         is_joined = widest and units < len({rules.clusters.get(task, task) for task in widest.tasks})
         joined = f" (their sizes differ much: the small ones are joined, and {units} groups count)" if is_joined else ""
         few = "; so few say little of other templates" if units < FEW_CLUSTERS else ""
-        notes.append(
-            f"some tasks are copies of others: {n_clusters} different tasks count, each once"
-            if clustered_by == COPIES
-            else f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and "
-            f"more tasks means tasks from new templates{joined}{few}"
+        told = (
+            f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and more "
+            f"tasks means tasks from new templates{joined}{few}"
         )
+        if clustered_by == COPIES:
+            told = f"some tasks are copies of others: {n_clusters} different tasks are the units of intervals and tests"
+        notes.append(told)
     scored = [arm for arm in verdict.arms if arm.mean is not None]
     if rules.per_run and any(arm.low is not None for arm in scored):
         notes.append("a run has one value of this metric: the intervals cover training variance (seeds), and no tasks")

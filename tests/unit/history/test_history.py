@@ -729,6 +729,15 @@ def test_mock_arms_have_a_budget_of_looks_too(outputs):
     assert mock.as_dict()["spent"] is True
 
 
+def test_trials_that_a_search_left_behind_were_compared_too(outputs):
+    data = record("searched", *(arm(f"a{n}", 0.5, lr=n) for n in range(4)))
+    for one, run in zip(data["arms"][1:], data["runs"][1:], strict=True):
+        one |= {"statuses": ["pruned"], "scores": []}
+        run |= {"status": "pruned"}
+    [looks] = looks_of(history_of(outputs, data).entries)
+    assert looks.n_arms == 4
+
+
 @pytest.mark.parametrize(("n", "truth"), [(2, 0.564), (5, 1.163), (10, 1.539), (25, 1.965), (100, 2.508)])
 def test_the_expected_maximum_of_normal_values(n, truth):
     assert expected_maximum(n) == pytest.approx(truth, rel=0.05)

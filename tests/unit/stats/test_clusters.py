@@ -122,7 +122,7 @@ def stories():
     return [line for line in file.read_text().splitlines() if line.strip()]
 
 
-def test_templates_beside_as_many_tasks_of_their_own_are_found():
+def test_templates_beside_other_tasks_are_found():
     made = [f.format(a=a, b=THINGS[(n + k) % 5]) for k, f in enumerate(FRAMES) for n, a in enumerate(NAMES)]
     texts = [*made, *stories()]
     ids = [f"task-{n:03d}" for n in range(len(texts))]
