@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
@@ -226,8 +226,10 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
     success = {"name": success} if isinstance(success, str) else _mapping(success)
     metric = success.get("name")
     common, own = split_settings(config)
+    measured_by = cache(partial(_measured_by, metric))  # the runs of an experiment have the same metrics
     keys = {
-        run.run_id: _measured_by(metric, [k for k, v in run.metrics.items() if _is_number(v)]) for run in record.runs
+        run.run_id: measured_by(tuple(key for key, value in run.metrics.items() if _is_number(value)))
+        for run in record.runs
     }
     benchmarks = benchmark_entries(metadata)
     # The untrained model is scored once per experiment or in every run, and is one model.
@@ -451,7 +453,7 @@ def _score_keys(run: RecordedRun) -> list[str]:
     return [score_key(one.split, one.name, score.metric) for one in run.evals if one.step != 0 for score in one.scores]
 
 
-def _measured_by(metric: str | None, keys: list[str]) -> list[str]:
+def _measured_by(metric: str | None, keys: Sequence[str]) -> list[str]:
     """The metrics that the success metric stands for; of a name that is ambiguous, all that it can mean."""
     try:
         return resolve(metric, keys) if metric else []
