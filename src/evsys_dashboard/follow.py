@@ -33,15 +33,15 @@ from evsys_dashboard.summary import cost_of, summarize
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.files import read_object
-from evsys_sdk.history.history import ExperimentEntry, read_line, read_record, records_below
-from evsys_sdk.history.index import IndexLine, notes_path, read_index
+from evsys_sdk.history.history import ExperimentEntry, find_lines, read_line, read_record
+from evsys_sdk.history.index import IndexLine, notes_path
 from evsys_sdk.history.progress import progress_in
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult
 from evsys_sdk.record.dashboard.payloads import checkpoints_in, eval_fields, eval_id, figures_beside, prediction_fields
 from evsys_sdk.record.dashboard.wire import derived_id
 from evsys_sdk.record.journal import EXPERIMENT, number_in, read_eval
-from evsys_sdk.record.layout import is_held, records_in, stem_of
+from evsys_sdk.record.layout import is_held, stem_of
 from evsys_sdk.record.lines import last_lines
 from evsys_sdk.record.models import ExperimentRecord, RecordedRun, RunRecord
 from evsys_sdk.record.processes import log_of, read_launch, resume_command
@@ -78,12 +78,7 @@ class FollowedSource:
 
     def lines(self) -> dict[Path, IndexLine]:
         """Every experiment that may be there, by the path of its record."""
-        indexed = {one.record: one for one in read_index(self.workspace)} if self.workspace is not None else {}
-        if self.folders:
-            found = [record for folder in self.folders for record in records_below(folder.absolute())]
-            return {record: indexed.get(record, IndexLine(record=record)) for record in found}
-        found = records_in(self.outputs) if self.outputs is not None else []
-        return indexed | {record: indexed.get(record, IndexLine(record=record)) for record in found}
+        return find_lines(self.workspace, self.folders, outputs=self.outputs)
 
 
 def project_of(place: FollowedSource, root: Path) -> Project:
@@ -285,6 +280,8 @@ def read_experiment(project: Project, line: IndexLine, stamp: str, *, is_new: bo
             # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
             ExperimentRow.objects.filter(project=project, source=source).exclude(pk=experiment_id).delete()
         row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True, own=columns)
+        if entry.problem and row.record:
+            ingest.drop_result(row)
         ingest.save_generations(row, runs, are_new=columns.is_free)
 
 

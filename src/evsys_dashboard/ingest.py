@@ -40,7 +40,7 @@ from evsys_dashboard.request_body import (
     read_text,
     read_time,
 )
-from evsys_dashboard.summary import record_of, summarize
+from evsys_dashboard.summary import OF_RECORD, record_of, summarize
 from evsys_sdk.history.digest import Digest
 from evsys_sdk.record.dashboard import wire
 
@@ -197,6 +197,17 @@ def save_generation(project: Project, generation_id: str, body: Mapping[str, obj
     return row
 
 
+def drop_result(row: ExperimentRow) -> None:
+    """Take out what the row has from a record that can no longer be read: nothing of it counts."""
+    fresh = ExperimentRow()
+    for column in ("record", "conclusion", *OF_RECORD):
+        setattr(row, column, getattr(fresh, column))
+    for column in ("record", "conclusion"):
+        row.field_times.pop(column, None)
+    row.updated = next_stamp()
+    row.save()
+
+
 def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str, object]], *, are_new: bool) -> None:
     """Create the runs of an experiment, or set fields of them: by id, with `source` beside the fields of the wire. One
     statement for all where `save_generation` has nine for each. `are_new`: none is looked for."""
@@ -213,7 +224,10 @@ def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str
             new.append(row)
         elif row.project_id != experiment.project_id:
             raise Refusal(409, f"the id {generation_id!r} is taken; make a new one")
+        ended = row.ended
         changed = _set_generation(row, {key: body[key] for key in body if key != "source"}, is_start=True)
+        # When a run ended is in its record (`follow`), and not when this was read.
+        row.ended = ended if row.record and row.status != "running" else None
         if row.source != body["source"]:
             row.source = body["source"]
             changed.add("source")

@@ -24,6 +24,9 @@ VS_UNTRAINED = {
     "worse": "worse than untrained",
     "undecided": "no clear difference from untrained",
 }
+OF_RECORD = ("verdict", "best_arm", "best_value", "best_low", "best_high", "training_mark", "standing", "n_tasks",
+             "n_seeds", "n_errors", "seconds", "spark")  # fmt: skip
+"""Columns that only a record fills, but for `spark`."""
 NOT_A_RECORD = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 """What reading a record of another program may raise."""
 

@@ -227,11 +227,19 @@ def names_folder(run: Execution, folder: str) -> bool:
 
 
 def _has_option_of_agent(run: Execution) -> bool:
-    """Whether an option is the name of a file in a folder of the agent: `tar cf x.tar *` has it from there.
+    """Whether an option is the name of a file in a folder of the agent: `tar cf x.tar *` has it from there. So can
+    perl have a name that it runs as a command (`perl -ne 1 *` and a file `... |`).
 
     A file of the name `-c` must not make the agent's what the tests call with `-c`. So the option has its value in the
     same word, or the next word is the name of a file as well.
     """
+    if _PERL.fullmatch(os.path.basename(run.executable)) and any(
+        _COMMAND_OF_PERL.fullmatch(word)
+        and is_agents(word, run.folder)
+        and os.path.lexists(f"{run.root}{os.path.join(run.folder, word)}")
+        for word in run.words[1:]
+    ):
+        return True
     if not is_agents(run.folder):
         return False
 
@@ -244,6 +252,8 @@ def _has_option_of_agent(run: Execution) -> bool:
     )
 
 
+_COMMAND_OF_PERL = re.compile(r"\s*\|.*|.*\|\s*", re.DOTALL)
+"""Names of files that its `<>` opens as commands."""
 _TEST_RUNNERS = frozenset({"pytest", "py.test", "unittest"})
 _SETTINGS = re.compile(r"(?:-c|--config-file|--rootdir|--confcutdir|-s|--start-directory|-t|--top-level-directory)=?")
 

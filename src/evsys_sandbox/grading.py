@@ -37,16 +37,17 @@ _RUN_FIRST = frozenset({"BASH_ENV", "ENV", "LD_PRELOAD", "LD_AUDIT", "NODE_OPTIO
 _OPTIONS = frozenset(
     {
         "EDITOR", "GIT_ASKPASS", "GIT_EDITOR", "GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_SSH", "GIT_SSH_COMMAND",
-        "GOFLAGS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "LESSOPEN", "MAKEFLAGS", "PAGER", "PERL5DB",
+        "GOFLAGS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "LESSOPEN", "LUA_INIT", "MAKEFLAGS", "PAGER", "PERL5DB",
         "PROMPT_COMMAND", "PS4", "PYTEST_ADDOPTS", "RUSTC", "RUSTC_WRAPPER", "SHELL", "TAR_OPTIONS", "VISUAL",
         "_JAVA_OPTIONS",
     }
 )  # fmt: skip
 _FILES = frozenset(
     {
-        "AWKLIBPATH", "AWKPATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "GCONV_PATH", "GIT_CONFIG", "GIT_CONFIG_GLOBAL",
-        "GIT_CONFIG_SYSTEM", "GIT_EXEC_PATH", "GIT_TEMPLATE_DIR", "LOCPATH", "MAKEFILES", "OPENSSL_CONF",
-        "OPENSSL_ENGINES", "OPENSSL_MODULES",
+        "AWKLIBPATH", "AWKPATH", "COMPILER_PATH", "COVERAGE_PROCESS_START", "CURL_HOME", "GCC_EXEC_PREFIX",
+        "GCONV_PATH", "GIT_CONFIG", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_EXEC_PATH", "GIT_TEMPLATE_DIR",
+        "LOCPATH", "MAGIC", "MAKEFILES", "OPENSSL_CONF", "OPENSSL_ENGINES", "OPENSSL_MODULES", "R_ENVIRON",
+        "R_ENVIRON_USER", "R_PROFILE", "R_PROFILE_USER", "TCLLIBPATH", "WGETRC",
     }
 )  # fmt: skip
 
@@ -69,6 +70,10 @@ _LOADERS = frozenset({{
     "celery", "cloudpickle", "concurrent", "coverage", "django", "doctest", "flask", "gunicorn", "hypercorn",
     "importlib", "joblib", "multiprocessing", "pickle", "pkgutil", "pydoc", "pytest", "_pytest", "runpy", "unittest",
     "uvicorn",
+}})
+# Run the tests, or are imported by what does: where the machine lacks one, the agent's is not taken for it.
+_RUNNERS = frozenset({{
+    "_pytest", "behave", "coverage", "hypothesis", "iniconfig", "nose", "nose2", "pluggy", "pytest", "xdist",
 }})
 _IMPORT_NAME = opcode.opmap["IMPORT_NAME"]
 # With what this interpreter has by itself, wherever it lies: a task may bring another Python.
@@ -117,7 +122,10 @@ class _Finder(importlib.machinery.PathFinder):
     def find_spec(cls, name, path=None, target=None):
         if path is None:
             path = [*sys.path, *_folders]
-            if name in sys.stdlib_module_names or not _may_ask(sys._getframe(1)):
+            # Python has put the folder of the program first: where the tests cleared its environment (PYTHONSAFEPATH).
+            if not _IS_SAFE and path[0] in ("", _OWN) and _is_models(path[0]):
+                path.append(path.pop(0))
+            if name in sys.stdlib_module_names or name in _RUNNERS or not _may_ask(sys._getframe(1)):
                 path = [place for place in path if not _is_models(place)]
         return super().find_spec(name, path, target)
 
@@ -133,8 +141,12 @@ class _Finder(importlib.machinery.PathFinder):
 
 
 _folders = []
+_IS_SAFE, _OWN = getattr(sys.flags, "safe_path", False), ""
 try:
-    for _place in [_own_folder(), os.getcwd(), *os.environ.get("{_LATER_PATHS}", "").split(os.pathsep)]:
+    _OWN = _own_folder()
+    for _place in [_OWN, os.getcwd(), *os.environ.get("{_LATER_PATHS}", "").split(os.pathsep)]:
+        if sys.flags.isolated:  # tests that use `python -I` want nothing of it
+            break
         if _place and _place not in sys.path and _place not in _folders:
             (_folders if _is_models(_place) else sys.path).append(_place)
 except OSError:  # a working directory that is gone
@@ -221,6 +233,7 @@ _SEARCHED_FIRST: Mapping[str, Callable[[], tuple[str, ...]]] = {
     "PATH": lambda: tuple(PATH.split(":")),
     "LD_LIBRARY_PATH": _libraries,
     "PERL5LIB": _perl_modules,
+    "PERLLIB": _perl_modules,
     "RUBYLIB": _ruby_modules,
 }
 """Lists of folders that programs search before the machine's own, and what those are."""

@@ -61,8 +61,9 @@ DISK_WALK_SECONDS = 10.0
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
 # LeakSanitizer works by ptrace, which is refused, and would fail every program built with it.
 NO_PTRACE = {"ASAN_OPTIONS": "detect_leaks=0", "LSAN_OPTIONS": "detect_leaks=0"}
+DEFAULT_ACL = "system.posix_acl_default"
 OWN_ETC = {
-    "passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/app:/bin/sh\n",
+    "passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:{home}:/bin/sh\n",
     "group": "root:x:0:\nuser:x:1000:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
@@ -92,6 +93,10 @@ class View:
     """In the place of these there are empty ones, gone with the command."""
     pinned: Mapping[str, str] = field(default_factory=dict)
     """Files that show another file of the sandbox, by path; they cannot be changed, moved or removed."""
+    home: str | None = None
+    """The home of tests, for programs that they start without `HOME` (`env -i`): such programs ask the list of users,
+    which else names /app. Python finds its start file (`grading`) without variables then, too, where the
+    system's own start file is a link into /etc, as on Debian."""
     tracing: Tracing | None = None
     """How the programs that the command starts are kept apart; where this machine cannot, they are not, and the log
     says so once."""
@@ -170,7 +175,7 @@ class Sandbox:
         # Another uid than ours has to pass through to its folders, and needs no list of what is there.
         self._base.chmod(0o711)
         for name, text in OWN_ETC.items():
-            (self._base / name).write_text(text)
+            (self._base / name).write_text(text.format(home=HOME))
             (self._base / name).chmod(0o644)
         (self._base / "python").mkdir(mode=0o755)
         (self._base / "python" / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -267,7 +272,8 @@ class Sandbox:
     async def hand_over(self) -> None:
         """Another uid has the folders from now on, with all that is in them; nothing may be running.
 
-        Where we are not root there is only one uid. Folders and files that were closed to their owner are opened.
+        Where we are not root there is only one uid. Folders and files that were closed to their owner are opened, and
+        so are those that will be made: by a default ACL of a folder, tests could not read the log that they write.
         """
         await asyncio.gather(*(launch.end() for launch in list(self._live)))
         lease = UidLease()
@@ -281,6 +287,7 @@ class Sandbox:
             change.insert(0, ["/bin/chown", "-hR", f"{uid}:{uid}"])
         for command in change:
             await asyncio.to_thread(subprocess.run, [*command, *folders], check=False, capture_output=True)
+        await asyncio.to_thread(_forget_default_rights, folders)
 
     async def empty(self, folder: str) -> None:
         """Remove everything in one of the folders."""
@@ -468,8 +475,15 @@ class Sandbox:
         args += ["--remount-ro", "/proc"]
         # /dev is a tmpfs without a limit: nothing may be put there.
         args += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
+        users = "passwd"
+        if view.home is not None:
+            users = "passwd-of-tests"
+            (self._place / users).write_text(OWN_ETC["passwd"].format(home=view.home))
+            (self._place / users).chmod(0o644)
+            for place in _python_start_files():
+                args += ["--ro-bind", str(self._place / "python" / "sitecustomize.py"), place]
         for name in OWN_ETC:
-            args += ["--ro-bind", str(self._place / name), f"/etc/{name}"]
+            args += ["--ro-bind", str(self._place / (users if name == "passwd" else name)), f"/etc/{name}"]
         for name in ETC:
             args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         # Outer folders first, so that one that lies in another is not hidden by it.
@@ -541,6 +555,13 @@ def _own_aliases() -> dict[str, str]:
 
 
 @cache
+def _python_start_files() -> tuple[str, ...]:
+    """Files in /etc that the Pythons of this machine run at their start, whatever their variables and options."""
+    links = [place for place in Path("/usr/lib").glob("python3*/sitecustomize.py") if place.is_symlink()]
+    return tuple(target for target in map(os.readlink, links) if target.startswith("/etc/"))
+
+
+@cache
 def _root_links() -> tuple[str, ...]:
     """/bin, /lib and the like, as this machine has them: links into /usr, or their own directories."""
     args: list[str] = []
@@ -561,6 +582,15 @@ def _sweep_once() -> None:
             if time.time() - place.stat().st_mtime > 60 and (handle := hold(place, alone=True)) is not None:
                 _remove(place)
                 os.close(handle)
+
+
+def _forget_default_rights(folders: Sequence[str]) -> None:
+    listed = subprocess.run(
+        ["/usr/bin/find", *folders, "-type", "d", "-print0"], capture_output=True, check=False
+    ).stdout
+    for folder in listed.split(b"\0")[:-1]:
+        with contextlib.suppress(OSError):  # it has none, mostly
+            os.removexattr(folder, DEFAULT_ACL, follow_symlinks=False)
 
 
 def _remove(base: Path) -> None:

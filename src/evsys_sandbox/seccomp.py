@@ -43,6 +43,8 @@ _GENERIC = {
     "open_by_handle_at": 265, "memfd_create": 279, "socket": 198, "clone": 220, "prlimit64": 261, "execve": 221,
     "execveat": 281, "fcntl": 25, "ioctl": 29, "openat": 56, "chdir": 49, "fchdir": 50, "symlinkat": 36, "linkat": 37,
     "renameat": 38, "renameat2": 276,
+    "setpriority": 140, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122,
+    "sched_setattr": 274, "ioprio_set": 30,
 }  # fmt: skip
 
 
@@ -69,6 +71,8 @@ ARCHITECTURES = (
             "fcntl": 72, "ioctl": 16,
             "execveat": 322, "open": 2, "openat": 257, "creat": 85, "chdir": 80, "fchdir": 81, "symlink": 88,
             "symlinkat": 266, "link": 86, "linkat": 265, "rename": 82, "renameat": 264, "renameat2": 316,
+            "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203,
+            "sched_setattr": 314, "ioprio_set": 251,
         },
         second_numbering=0x40000000,
     ),
@@ -81,6 +85,8 @@ ARCHITECTURES = (
             "clone": 120, "prlimit64": 340, "execve": 11, "execveat": 358, "fcntl": 55, "fcntl64": 221, "ioctl": 54,
             "open": 5, "openat": 295, "creat": 8, "chdir": 12, "fchdir": 133, "symlink": 83, "symlinkat": 304,
             "link": 9, "linkat": 303, "rename": 38, "renameat": 302, "renameat2": 353,
+            "setpriority": 97, "sched_setparam": 154, "sched_setscheduler": 156, "sched_setaffinity": 241,
+            "sched_setattr": 351, "ioprio_set": 289,
         },
     ),
     Architecture(0xC00000B7, _GENERIC, direct=0o200000),  # aarch64
@@ -94,6 +100,8 @@ ARCHITECTURES = (
             "execveat": 387, "fcntl": 55, "fcntl64": 221, "ioctl": 54, "open": 5, "openat": 322, "creat": 8,
             "chdir": 12, "fchdir": 133, "symlink": 83, "symlinkat": 331, "link": 9, "linkat": 330, "rename": 38,
             "renameat": 329, "renameat2": 382,
+            "setpriority": 97, "sched_setparam": 154, "sched_setscheduler": 156, "sched_setaffinity": 241,
+            "sched_setattr": 380, "ioprio_set": 314,
         },
         direct=0o200000,
     ),
@@ -112,7 +120,13 @@ PLACES: Mapping[str, tuple[int | None, int]] = {
     "renameat": (2, 3), "renameat2": (2, 3),
 }  # fmt: skip
 """Calls by which a link gets to a new place, and which of their arguments hold the folder and the name there."""
-TRACED = (*EXECUTIONS, *OPENS, "creat", "chdir", "fchdir", *PLACES)
+SCHEDULES: Mapping[str, int] = {
+    "setpriority": 1, "ioprio_set": 1, "sched_setparam": 0, "sched_setscheduler": 0, "sched_setaffinity": 0,
+    "sched_setattr": 0,
+}  # fmt: skip
+"""Calls that say how much of the machine a process gets, and which of their arguments names it. 0 is the caller; before
+it there may be an argument that says whether a process, a group or all of a user are meant."""
+TRACED = (*EXECUTIONS, *OPENS, "creat", "chdir", "fchdir", *PLACES, *SCHEDULES)
 """Calls that `tracer` sees before they are carried out; it is given their place in this list."""
 LOOKED_AT = 0o1 | 0o2 | 0o100 | 0o1000 | 0o40000 | 0o200000 | 0o10000000
 """Flags of `open`: to write, to create, to truncate; a folder (0o40000 on arm, 0o200000 elsewhere); O_PATH."""
@@ -138,7 +152,8 @@ def seccomp_filter(*, traces_executions: bool = False, traces_opens: bool = Fals
             answers |= {name: TRACE | place for place, name in enumerate(EXECUTIONS)}
         if traces_opens:
             # From the fifth on: of `open` and `openat`, which come before, the flags decide (`looks`).
-            answers |= {name: TRACE | TRACED.index(name) for name in TRACED[4:] if name in numbers}
+            named = ("creat", *PLACES, "chdir", "fchdir")
+            answers |= {name: TRACE | TRACED.index(name) for name in named if name in numbers}
             # Its flags lie where a filter cannot look. Programs do without it, as on older kernels.
             answers["openat2"] = UNKNOWN_CALL
         for name, answer in answers.items():
@@ -162,6 +177,12 @@ def seccomp_filter(*, traces_executions: bool = False, traces_opens: bool = Fals
         typing: list[Instruction] = [(LOAD, 0, 0, SECOND_ARGUMENT), (JUMP_IF_EQUAL, 1, 0, TIOCSTI)]
         typing += [(JUMP_IF_EQUAL, 0, 1, TIOCLINUX), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
         looks = {"clone": flags, "prlimit64": limits, "socket": families, "ioctl": typing}
+        for name, place in SCHEDULES.items() if traces_executions else ():
+            # With an argument before it: a process, which is 0 for the one call and 1 for the other.
+            look: list[Instruction] = [(LOAD, 0, 0, FIRST_ARGUMENT + 8 * place), (JUMP_IF_EQUAL, 0, 1 + 2 * place, 0)]
+            if place:
+                look += [(LOAD, 0, 0, FIRST_ARGUMENT), (JUMP_IF_EQUAL, 0, 1, int(name == "ioprio_set"))]
+            looks[name] = [*look, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, TRACE | TRACED.index(name))]
         if traces_opens:
             # Flags belong to all that have inherited an open file. With O_DIRECT the tests cannot write a line to
             # their log any more, and a `grep` that cannot print what it found seems to have found nothing.
@@ -172,8 +193,8 @@ def seccomp_filter(*, traces_executions: bool = False, traces_opens: bool = Fals
         for name, place in OPENS.items() if traces_opens else ():
             looks[name] = [(LOAD, 0, 0, FIRST_ARGUMENT + 8 * place), (JUMP_IF_ANY_BIT, 0, 1, LOOKED_AT)]
             looks[name] += [(RETURN, 0, 0, TRACE | TRACED.index(name)), (RETURN, 0, 0, ALLOW)]
-        for name, look in ((name, look) for name, look in looks.items() if name in numbers):
-            check += [(JUMP_IF_EQUAL, 0, len(look), numbers[name]), *look]
+        for name, program_of_call in ((name, each) for name, each in looks.items() if name in numbers):
+            check += [(JUMP_IF_EQUAL, 0, len(program_of_call), numbers[name]), *program_of_call]
         check.append((RETURN, 0, 0, ALLOW))
         # A jump is one byte: with more than 255 instructions for one architecture `struct.pack` raises.
         program += [(JUMP_IF_EQUAL, 0, len(check), architecture.audit), *check]

@@ -78,9 +78,10 @@ from evsys_sandbox.ptrace import (
     read_link,
     read_status,
     read_text,
+    set_registers,
     tracees,
 )
-from evsys_sandbox.seccomp import EXECUTIONS, PLACES, TRACED
+from evsys_sandbox.seccomp import EXECUTIONS, PLACES, SCHEDULES, TRACED
 
 PR_SET_NO_NEW_PRIVS = 38
 UNCLAIMED_SECONDS, UNCLAIMED_MOST_SECONDS = 1.0, 60.0
@@ -92,6 +93,8 @@ STUCK_SECONDS, ALARM_SECONDS = 30.0, 0.1
 """After so long without progress, where the kernel needs milliseconds, the tracer ends, and everything with it."""
 
 AT_EXECFN = 31  # linux/auxvec.h
+NO_PROCESS = 2**31 - 1
+"""More than the kernel's largest number of a process, or of a kind of number."""
 RENAMES = ("rename", "renameat", "renameat2")
 LAYS = ("symlink", "symlinkat", "link", "linkat")
 
@@ -224,6 +227,9 @@ class Tracer:
             ptrace(CONT, tid)
         elif event == EVENT_SECCOMP:
             call = TRACED[event_message(tid)]
+            if call in SCHEDULES:
+                self._keep_schedule(tid, call)
+                return
             is_opening, program = call not in EXECUTIONS, self.tasks[tid].program
             # Landlock keeps a program of the agent out of the guarded folder. New links are looked at where a program
             # takes them from other files; a script of the tests that lays one knows where it leads, and so does `ln`,
@@ -275,6 +281,24 @@ class Tracer:
             ptrace(LISTEN, tid)
         else:
             ptrace(CONT, tid, 0, 0 if event or number == SYSCALL_STOP else number)
+
+    def _keep_schedule(self, tid: int, call: str) -> None:
+        """A program says how much of the machine others get; one of the agent says so of the agent's only. Tests that
+        compare its speed would else run their reference on one processor, behind everything else."""
+        if self.tasks[tid].program.is_agents:
+            registers = get_registers(tid, self.machine)
+            target = self.machine.arguments[SCHEDULES[call]]
+            kind = registers[self.machine.arguments[0]] & 0xFFFFFFFF if SCHEDULES[call] else None
+            asked = str(registers[target] & 0xFFFFFFFF)
+            inside = {
+                read_status(each).get("NSpid", "").rpartition("\t")[2]
+                for each, task in self.tasks.items()
+                if task.program.is_agents
+            }
+            if asked not in inside or kind not in (None, int(call == "ioprio_set")):
+                registers[self.machine.arguments[0]] = registers[target] = NO_PROCESS
+                set_registers(tid, registers)
+        ptrace(CONT, tid)
 
     def _check_opening(self, tid: int, opening: OpenedName | tuple[str, list[int]], result: int) -> None:
         """A call that opens, enters, lays a link or moves is done: whether a link forges the reward."""

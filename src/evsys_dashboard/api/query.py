@@ -25,6 +25,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,11 +315,11 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
                 cursor.execute(f"DROP VIEW IF EXISTS {SCHEMA}.{name}")
                 cursor.execute(f"CREATE VIEW {SCHEMA}.{name} WITH (security_barrier) AS {made}")
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role])
-            verb = "ALTER" if cursor.fetchone() else "CREATE"
-            statement = text.SQL(
-                f"{verb} ROLE {{}} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION "
-                "CONNECTION LIMIT 8 PASSWORD {}"
-            ).format(text.Identifier(role), text.Literal(password))
+            # One that is there is given its password alone: naming other rights takes a superuser, also to deny them.
+            made = "ALTER ROLE {}" if cursor.fetchone() else (
+                "CREATE ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION CONNECTION LIMIT 8"
+            )  # fmt: skip
+            statement = text.SQL(f"{made} PASSWORD {{}}").format(text.Identifier(role), text.Literal(password))
             cursor.execute(statement.as_string(cursor.connection))
             cursor.execute(
                 f"INSERT INTO {SCHEMA}.roles VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING",
@@ -369,9 +370,11 @@ def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> Q
     try:
         options = f"-c statement_timeout={int(MAX_SECONDS * 1000)} -c search_path={SCHEMA} -c work_mem=16MB"
         options += " -c default_transaction_read_only=on"
-        with psycopg.connect(
+        opened = psycopg.connect(
             **address, user=role, password=password, options=options, connect_timeout=int(MAX_SECONDS), autocommit=False
-        ) as database:
+        )
+        # Closed without a commit: `lo_create` and `pg_notify` are allowed in a read-only transaction, and undone so.
+        with closing(opened) as database:
             database.read_only = True
             # A cursor on the server: rows beyond the limits are never sent. DECLARE takes one SELECT and nothing else.
             with database.cursor(name="evsys") as cursor:

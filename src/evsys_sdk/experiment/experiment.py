@@ -327,8 +327,9 @@ class Experiment:
                 )
                 # Where nothing was compared, it does not matter how often.
                 is_compared = findings.verdict is not None and findings.verdict.has_comparisons
-                lines = [*findings.lines, *(looks.lines if is_compared else [])]
-                findings = replace(findings, lines=lines, looks=looks.to_record())
+                recorded = looks.to_record()
+                lines = [*recorded.warnings, *findings.lines, *looks.lines] if is_compared else findings.lines
+                findings = replace(findings, lines=lines, looks=recorded)
                 conclusion = conclude(
                     arms,
                     hypothesis=str(metadata.hypothesis),

@@ -7,6 +7,7 @@ have changed since the last call, may print, and may end the process.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -151,7 +152,7 @@ def answer_rollouts(a: RolloutsArguments, session: ToolSession) -> ToolAnswer:
     from evsys_sdk.operations.rollouts import WantedRollouts, find_rollouts
 
     # A file of rollouts does not always say of which split it is.
-    if a.experiment is not None and Path(a.experiment).exists():
+    if a.experiment is not None and os.path.exists(a.experiment):
         raise EvsysError(f"rollouts: {a.experiment!r} is a path; name the experiment, or <experiment>/<run>")
     ref = None if a.experiment is None else check_reference(a.experiment)
     wanted = WantedRollouts(

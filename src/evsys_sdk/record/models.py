@@ -417,6 +417,19 @@ class RecordedLooks(RecordPart):
     tasks: dict[str, Stored] = Field(default_factory=dict)
     seeds: dict[str, list[int]] = Field(default_factory=dict)
     """Arm -> the seeds that have a score."""
+    left_out: list[str] = Field(default_factory=list)
+    """Tasks and seeds that earlier looks had and this one has not: `10 of 50 tasks of first (when)`."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the verdict's level does not hold; none where it does."""
+        if not self.left_out:
+            return []
+        return [
+            f"Warning: the level of this verdict does not hold. Left out or changed after their scores were known: "
+            f"{'; '.join(self.left_out)}. Leaving out what went badly makes any arm win: compare on all of them, or on "
+            "new tasks."
+        ]
 
 
 class RecordedOptions(RecordPart):

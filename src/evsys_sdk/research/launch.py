@@ -41,6 +41,7 @@ from evsys_sdk.redaction import learn_from_settings
 from evsys_sdk.research.driver import Approve, Research, ResearchResult
 from evsys_sdk.research.journal import ResearchJournal
 from evsys_sdk.research.laboratory import FINAL, TAG, Experiments
+from evsys_sdk.research.legal import FileCheck
 from evsys_sdk.research.proposers.command import CommandProposer, ProjectCopy
 from evsys_sdk.research.shares import CAP, EVOLVE, Seat
 from evsys_sdk.research.space import Space
@@ -113,7 +114,8 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
     success = config.metadata.success_metric
     assert success is not None and config.run is not None
     recipe: JsonObject = {key: value for key, value in plain(config.run).items() if key != "name"}
-    space = Space.of(recipe, spec, config)
+    files = FileCheck.of(config)
+    space = Space.of(recipe, spec, files)
     folder = research_folder(config)
     make_output_dir(folder.parent)
     with (
@@ -135,7 +137,7 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
         research = Research(
             spec=spec,
             recipe=recipe,
-            laboratory=Experiments(config=config, folder=folder, watchers=options.watchers),
+            laboratory=Experiments(config=config, folder=folder, files=files, watchers=options.watchers),
             seats=seats,
             metric=success.name,
             direction=success.direction,

@@ -25,7 +25,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from evsys_sandbox.dockerfile import INSTEAD, SYSTEM, Step, missing_packages, steps_of, top_folder
 from evsys_sandbox.errors import SandboxError
-from evsys_sandbox.grading import grading_variables, tracing_for
+from evsys_sandbox.grading import GRADER_HOME, grading_variables, tracing_for
 from evsys_sandbox.launch import SandboxLimits
 from evsys_sandbox.sandbox import EVERYTHING, HOME, Sandbox, SandboxResult, View
 from evsys_sdk.errors import DataError, EvsysError, shorten
@@ -228,7 +228,12 @@ class SandboxEnvironment(BaseEnvironment):
             and not re.search(rf"{folder}\b", tests_text)
             and not (folder == USERS_HOME and at_home)
         ]
-        view = View(read_only=(TESTS,), emptied=tuple(hidden), tracing=tracing_for(tests_text, guarded=VERIFIER))
+        view = View(
+            read_only=(TESTS,),
+            emptied=tuple(hidden),
+            home=USERS_HOME if at_home else GRADER_HOME,
+            tracing=tracing_for(tests_text, guarded=VERIFIER),
+        )
         return view, {"HOME": USERS_HOME} if at_home else {}
 
     def _settle_reward(self, done: SandboxResult) -> None:

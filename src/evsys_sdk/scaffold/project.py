@@ -42,8 +42,8 @@ class ScaffoldedProject:
 def init_project(folder: Path, *, date: datetime.date) -> ScaffoldedProject:
     """Fill `folder` with a project, keeping every file that is there."""
     root = Path(os.path.abspath(folder))
-    if root.exists() and not root.is_dir():
-        raise EvsysError(f"{folder} is a file; name a folder")
+    if os.path.lexists(root) and not root.is_dir():
+        raise EvsysError(f"{folder} is a {'file' if root.exists() else 'broken link'}; name a folder")
     name = package_name(root.name)
     # A project that was scaffolded on another day keeps its first experiment.
     existing = sorted(root.glob(f"experiments/*_{FIRST_SLUG}/config.yaml"))

@@ -19,6 +19,7 @@ from evsys_sdk.errors import FOREIGN, EvsysError, not_known
 from evsys_sdk.format import count, name_list, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.stats.arm_scores import ArmScores, ArmTable, Values, fixed_table, shared_tasks, table_of
+from evsys_sdk.stats.clusters import COPIES
 from evsys_sdk.stats.comparison import arm_interval, arm_mean, chance_of, seed_spread
 from evsys_sdk.stats.intervals import Estimate
 from evsys_sdk.stats.power import PowerQuestion, more_of_both, more_seeds, more_tasks
@@ -408,8 +409,10 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
         joined = f" (their sizes differ much: the small ones are joined, and {units} groups count)" if is_joined else ""
         few = "; so few say little of other templates" if units < FEW_CLUSTERS else ""
         notes.append(
-            f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and more "
-            f"tasks means tasks from new templates{joined}{few}"
+            f"some tasks are copies of others: {n_clusters} different tasks count, each once"
+            if clustered_by == COPIES
+            else f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and "
+            f"more tasks means tasks from new templates{joined}{few}"
         )
     scored = [arm for arm in verdict.arms if arm.mean is not None]
     if rules.per_run and any(arm.low is not None for arm in scored):

@@ -100,7 +100,7 @@ def _environment(recipe: DockerfileRecipe) -> dict[str, str]:
 
 
 async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> TestsOutcome:
-    from evsys_sandbox.grading import grading_variables, tracing_for
+    from evsys_sandbox.grading import GRADER_HOME, grading_variables, tracing_for
     from evsys_sandbox.sandbox import Sandbox, View
 
     missing = await asyncio.to_thread(what_is_missing, cfg.dockerfile)
@@ -119,6 +119,7 @@ async def _run_here(cfg: SandboxTests.Config, files: dict[str, bytes]) -> TestsO
         tests = ["test.sh", *(["test_state.py"] if cfg.test_state_py else [])]
         view = View(
             pinned={f"{recipe.workdir}/{name}": f"{TESTS}/{name}" for name in tests},
+            home=GRADER_HOME,
             tracing=tracing_for(cfg.test_sh + cfg.test_state_py),
         )
         env = grading_variables(_environment(recipe))

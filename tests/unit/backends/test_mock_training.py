@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,6 +126,21 @@ def test_the_optimiser_takes_adamw_steps_on_touched_rows_alone():
         expected -= 0.1 * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.95**step)) + 1e-8)
     assert model.weights[3] == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert (model.weights[4] == 1.0).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's list of mappings")
+def test_a_row_costs_its_own_pages_and_no_huge_one():
+    model = TableModel(model_name="m", rank=32, seed=None)
+    model.weights[::1000] = 1.0  # on many huge pages, if there were any
+    address = model.weights[len(model.weights) // 2].ctypes.data
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name:  # a mapping begins
+            begin, end = (int(edge, 16) for edge in name.split("-"))
+        elif name == "Rss:" and begin <= address < end:
+            assert int(values[0]) < model.weights.nbytes / 1024 / 10
+            return
+    raise AssertionError("the table is in no mapping")
 
 
 def test_clipping_shrinks_the_gradient_and_reports_its_norm_before():

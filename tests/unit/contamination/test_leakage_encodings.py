@@ -368,6 +368,21 @@ def test_what_is_no_text_in_base64_is_left_as_it_is(text):
     assert list(decoded_texts(text)) == [text]
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "hello <!-- {text} --> there",
+        '<span class="note" title="{text}">see this</span>',
+        "<img src='chart.png' alt='{text}'>",
+        '<a href="data:text/plain;base64,{coded}">see this</a>',
+        "&lt;!-- {coded} --&gt; hello",
+    ],
+)
+def test_what_comments_and_attributes_say_is_looked_at(hidden):
+    said = hidden.format(text=LONG, coded=base64.b64encode(LONG.encode()).decode())
+    assert kinds({"prompt": said})
+
+
 def test_markup_of_a_task_counts_as_little_as_that_of_a_row():
     assert kinds({"prompt": LONG}, bold_words(LONG)) == {"exact": 1}
     assert kinds({"prompt": LONG}, LONG.replace("freight", "<think>freight</think>")) != {"exact": 1}

@@ -18,6 +18,7 @@ from evsys_sdk.config.research import ResearchSpec
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import ConfigError
 from evsys_sdk.files import to_json
+from evsys_sdk.research.legal import FileCheck
 from evsys_sdk.research.recipes import changes_between, with_values
 from evsys_sdk.research.settings import settings_of_schema
 from evsys_sdk.research.space import Space
@@ -31,7 +32,7 @@ def space_of(name: str, **block: object) -> Space:
     config = load_yaml(EXAMPLES / name / "config.yaml")
     recipe = plain(config.all_runs()[0])
     del recipe["name"]
-    return Space.of(recipe, ResearchSpec.model_validate(block), config)
+    return Space.of(recipe, ResearchSpec.model_validate(block), FileCheck.of(config))
 
 
 @cache

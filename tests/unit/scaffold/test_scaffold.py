@@ -82,6 +82,17 @@ def test_nothing_is_written_where_a_folder_is_a_file(tmp_path):
         init_project(tmp_path / "data", date=DAY)
 
 
+@pytest.mark.parametrize("name", ["taken/lab", "x" * 300, "loop", "loop/lab", ""])
+def test_a_folder_that_cannot_be_made_is_a_message_and_no_traceback(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("")
+    Path("loop").symlink_to("loop")
+    assert main(["init-project", name, "--json"]) == 1
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err and json.loads(said.out)["error"] in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "taken"]
+
+
 def test_without_torch_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evsys_sdk.cli.scaffold.find_spec", lambda name: None)
