@@ -97,7 +97,7 @@ def _find_templates(ids: Sequence[str], texts: Mapping[str, str]) -> tuple[dict[
             return found, "task ids"
     by_text = [{one: _text_pattern(texts.get(one, "")) for one in ids}, _alike(ids, texts)]
     for rule in (_if_templates, _if_some_templates):
-        if found := next(filter(None, map(rule, by_text)), None):
+        if found := next(filter(None, map(rule, by_text)), {}):
             return found, "task texts"
     return {}, ""
 
