@@ -46,7 +46,7 @@ class ScoreName:
 
     @property
     def key(self) -> str:
-        return f"{suite_label(self.split, self.benchmark)}/{self.metric}"
+        return score_key(self.split, self.benchmark, self.metric)
 
 
 def suite_label(split: str, benchmark: str) -> str:
@@ -56,7 +56,7 @@ def suite_label(split: str, benchmark: str) -> str:
 
 def score_key(split: str, benchmark: str, metric: str) -> str:
     """The score's key in logs and records."""
-    return ScoreName(split=split, benchmark=benchmark, metric=metric).key
+    return f"{suite_label(split, benchmark)}/{metric}"
 
 
 def parse_key(key: str) -> ScoreName | None:
@@ -100,6 +100,8 @@ def readings_of(name: str, key: str) -> set[Reading]:
         return {"number"} if key.endswith(f"/{name}") or name in _spellings((TRAIN, key)) else set()
     if not name.endswith(score.metric):
         return set()
+    if name == score.metric:  # every other reading is longer
+        return {"metric"}
     parts: dict[Reading, tuple[str, ...]] = {
         "split and benchmark": (score.split, score.benchmark, score.metric),
         "all benchmarks": (score.split, ALL, score.metric),

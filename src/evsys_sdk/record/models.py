@@ -321,14 +321,18 @@ class RecordedRun(RecordPart):
             return data | {"chosen_steps": chosen_from_weights(data)}
         return data
 
-    def last_score(self, key: str) -> Score | None:
-        """The score of the final weights by this metric; where a run broke off, that of its last evaluation."""
+    def last_scores(self) -> dict[str, Score]:
+        """The scores of the final weights, by their keys; where a run broke off, those of its last evaluations."""
+        found: dict[str, Score] = {}
         for one in reversed(of_kept_weights(self.evals, self.chosen_steps)):
             # Step 0 is the untrained model: no score of what was trained.
             for score in one.scores if one.step != 0 else ():
-                if key == score_key(one.split, one.name, score.metric):
-                    return score
-        return None
+                found.setdefault(score_key(one.split, one.name, score.metric), score)
+        return found
+
+    def last_score(self, key: str) -> Score | None:
+        """The score of the final weights by this metric; where a run broke off, that of its last evaluation."""
+        return self.last_scores().get(key)
 
 
 class RecordedArm(RecordPart):

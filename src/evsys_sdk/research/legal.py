@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from evsys_sdk import registry
 from evsys_sdk.checks.blocks import data_blocks, recipes_of
 from evsys_sdk.checks.contamination import foreseen_audits
-from evsys_sdk.checks.preflight import deep_problems
 from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.load import plain
 from evsys_sdk.config.research import ResearchSpec
@@ -86,6 +85,9 @@ class FileCheck:
             run = RunConfig.model_validate({**recipe, "name": "candidate"})
         except ValidationError as exc:
             return problems_of(exc, RunConfig)
+        # Late: proposers are registered whenever a kind is looked up, and the checks bring in what runs need.
+        from evsys_sdk.checks.preflight import deep_problems
+
         found = deep_problems(self._config_of(run, leakage="off"), benchmarks=self.benchmarks)
         if not found and self.config.leakage != "off":
             rows = to_json([plain(data) for _, data in data_blocks(run)])
