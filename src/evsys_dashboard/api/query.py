@@ -270,7 +270,7 @@ def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = Fals
 def _reason(text: str) -> str:
     if "not authorized" in text or "prohibited" in text or "authorizer" in text:
         return f"not allowed ({text}): only SELECT over {', '.join(VIEWS)}, without recursion"
-    if "no such table" in text:
+    if "no such table" in text or text.startswith("relation "):
         return f"{text}; there are: {', '.join(VIEWS)}"
     return text
 
