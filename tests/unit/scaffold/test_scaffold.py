@@ -64,8 +64,10 @@ def test_an_existing_repository_is_adopted_around_its_files(tmp_path, monkeypatc
     (tmp_path / "src").mkdir()
     (tmp_path / "src/__init__.py").write_text("VERSION = 1\n")
     (tmp_path / "README.md").symlink_to("nowhere.md")
+    (tmp_path / "AGENTS.md").write_text("Use tabs.\n")
     assert main(["init-project", ".", "--date", "20260102"]) == 0
     said = capsys.readouterr().out
+    assert "note: AGENTS.md was kept and does not name evsys" in said and "do not open data/benchmark/" in said
     assert (tmp_path / "src/__init__.py").read_text() == "VERSION = 1\n"
     assert (tmp_path / "README.md").is_symlink() and not (tmp_path / "nowhere.md").exists()
     assert "kept README.md" in said and "kept src/__init__.py" in said
@@ -284,6 +286,9 @@ def test_a_value_is_read_back_as_the_text_it_was(value):
     assert yaml.safe_load(f"key: {quote(value)}") == {"key": value}
 
 
-@pytest.mark.parametrize(("folder", "name"), [("My project", "my-project"), ("a_b.c", "a-b-c"), ("日本", "research")])
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("My project", "my-project"), ("mein Läb", "mein-lab"), ("a_b.c", "a-b-c"), ("日本", "research")],
+)
 def test_a_folders_name_becomes_a_package_name(folder, name):
     assert package_name(folder) == name
