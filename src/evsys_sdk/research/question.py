@@ -17,7 +17,6 @@ from evsys_sdk.config.base import JsonDict, Name, Strict
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.format import interval_text, shown
-from evsys_sdk.research.settings import Setting
 from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import ResearchState, Trial, apply_changes
 
@@ -49,7 +48,7 @@ def question_text(state: ResearchState, space: Space | None, rng: random.Random)
         f"## The best recipe so far (trial {incumbent.number}, {score})\n" + json.dumps(incumbent.recipe, indent=1),
     ]
     if space is not None:
-        lines = [f"- {path}: {_bounds(one)}" for path, one in space.tunables(incumbent.recipe).items()]
+        lines = [f"- {path}: {one.told}" for path, one in space.tunables(incumbent.recipe).items()]
         parts.append("## Settings that may change\n" + "\n".join(lines))
     past = [_past_line(trial) for trial in state.trials[1:]][-PAST:]
     parts.append("## Tried so far (oldest first)\n" + ("\n".join(past) or "- nothing yet"))
@@ -65,12 +64,6 @@ def question_text(state: ResearchState, space: Space | None, rng: random.Random)
     if example:
         parts.append(f"For instance:\n{json.dumps(example)}")
     return "\n\n".join(parts) + "\n"
-
-
-def _bounds(setting: Setting) -> str:
-    if setting.values:
-        return f"one of {json.dumps(list(setting.values))}"
-    return f"{setting.low:g} to {setting.high:g}" + (", on a logarithmic scale" if setting.log else "")
 
 
 def _past_line(trial: Trial) -> str:
