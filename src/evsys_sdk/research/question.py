@@ -23,6 +23,8 @@ from evsys_sdk.research.state import ResearchState, Trial, apply_changes
 PAST = 30
 """How many decisions are listed, the newest."""
 LONGEST_WHY = 160
+LONGEST_ANSWER = 20_000
+"""Characters of an answer that are read, the last ones."""
 FORM = '{"changes": {"<dotted setting>": <new value>}, "claim": "<one sentence>", "confidence": <0 to 1>}'
 
 
@@ -86,7 +88,7 @@ def _example(recipe: JsonObject, space: Space | None, rng: random.Random) -> Jso
 
 def read_answer(text: str, recipe: JsonObject, space: Space | None) -> ProposedChange:
     """The last JSON object with `changes` in a text, if it is legal; EvsysError with everything that is wrong."""
-    found = [one for one in _objects_in(text) if "changes" in one]
+    found = [one for one in _objects_in(text[-LONGEST_ANSWER:]) if "changes" in one]
     if not found:
         raise EvsysError(f"there is no JSON object with changes in the answer; the form is {FORM}")
     try:
@@ -107,7 +109,7 @@ def _objects_in(text: str) -> Iterator[JsonDict]:
     while at >= 0:
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):  # brackets in brackets, without end
             value, end = None, at + 1
         if isinstance(value, dict):
             yield value
