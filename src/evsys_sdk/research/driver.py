@@ -224,7 +224,8 @@ class Research:
             if getattr(seat.proposer, "wants_context", False):
                 state = replace(state, context=self.context())
             # Of its own questions alone: an agent that proposes nothing that is launched changes no other proposal.
-            rng = random.Random(f"{self.spec.seed}/{seat.name}/{self.asked[seat.name]}")
+            stream = "" if seat.cap == 1 else f"{seat.name}/"
+            rng = random.Random(f"{self.spec.seed}/{stream}{self.asked[seat.name] + 1}")
             try:
                 found = seat.proposer.propose(state, self.space, rng)
             except EvsysError as exc:
