@@ -133,6 +133,8 @@ def parts_of(recipe: JsonObject, spec: ResearchSpec, check: Callable[[JsonObject
     if spec.space == "auto":
         _refuse(problems)
         sources = [f"{place}.{key}" for place, _ in data_blocks(run) for key in SOURCE]
+        # Phases hand one adapter on: its size in one of them alone would be no legal file.
+        sources += [f"{place}.params.lora_rank" for place, _ in places if place != "algorithm"]
         return Parts(
             # Of a backend, what its schema calls tunable is research; the rest is the machine.
             settings=tuple(

@@ -115,6 +115,11 @@ class Space:
                 found.append(Problem(path=path, message="must stay as it is", value=value))
             elif self.free is not None and not any(_is_inside(path, each) for each in self.free):
                 found.append(Problem(path=path, message="is not in research.space", value=value))
+        # A space that a person wrote holds for its values too; of `auto`, bounds are advice and the schema is the law.
+        for path, setting in (self.tunables(recipe) if self.free is not None and not found else {}).items():
+            value = self.value(recipe, path, setting)
+            if not setting.allows(value) and value != self.value(self.base, path, setting):
+                found.append(Problem(path=path, message=f"must be {setting.told} (research.space)", value=value))
         for place, kinds in self.kinds.items():
             kind = block_of(recipe, place).get("kind")
             if kind not in kinds:
