@@ -13,6 +13,7 @@ from evsys_sdk.config.yaml_io import Document
 from evsys_sdk.experiment.experiment import Experiment, RunOptions
 from evsys_sdk.record.callbacks import EarlyStopping
 from evsys_sdk.registry import verifiers
+from evsys_sdk.run.hooks import EVALS_AHEAD
 
 WORDS = ("red", "green", "blue", "black")
 STEPS = 6
@@ -85,6 +86,28 @@ def test_training_continues_while_snapshots_are_scored_and_ends_when_all_are(tmp
     # Which of the three is done first is chance; the record has them in the order of their steps.
     scored = [(one.step, one.error, one.scores[0].n_errors) for one in run.evals]
     assert scored == [(2, None, 0), (4, None, 0), (6, None, 0)]
+
+
+def test_training_waits_where_more_evaluations_are_under_way_than_have_room(tmp_path, watch):
+    full = EVALS_AHEAD + 1
+    released, seen = threading.Event(), []
+
+    @verifiers.register("behind")
+    class Behind:
+        async def verify(self, *, prompt, completion, target):
+            while ("step", full) not in watch.events:
+                await asyncio.sleep(0.01)
+            for _ in range(100):  # time for one more step, if training did not wait
+                if released.is_set() or ("step", full + 1) in watch.events:
+                    break
+                await asyncio.sleep(0.01)
+            seen.append(watch.events[-1])
+            released.set()
+            return 1.0
+
+    result = experiment(tmp_path, "x", fn_name="behind", steps=full + 3, run_every=1).run(RunOptions(watchers=[watch]))
+    assert seen[0] == ("step", full)
+    assert [one.step for one in result.runs[0].evals] == list(range(1, full + 4))
 
 
 def test_the_record_has_evaluations_in_the_order_of_their_steps_however_they_end(tmp_path, watch):

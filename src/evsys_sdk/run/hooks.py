@@ -41,6 +41,9 @@ from evsys_sdk.training_api import SamplingClient, discard_weights, let_go
 
 LAST_STEP = 2**62
 """Later than any step."""
+EVALS_AHEAD = 4
+"""Evaluations under way beside the training. Each holds weights of its own, in memory or on disk: where scoring is
+slower than training, they would fill both."""
 
 
 def _is_gone(path: str) -> bool:
@@ -164,6 +167,8 @@ class LoopHooks:
         await self._discard_snapshots(before=self.steps)
         due = self.scoring.due(step)
         if due:
+            while len(self.pending) >= EVALS_AHEAD:
+                await asyncio.wait(self.pending, return_when=asyncio.FIRST_COMPLETED)
             sampler = await snapshot()
             save, path = getattr(snapshot, "save_for_sampler", None), None
             if save is not None:
