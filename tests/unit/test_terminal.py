@@ -82,7 +82,7 @@ def test_text_of_others_makes_no_markdown_and_no_html_in_a_page():
 
 @pytest.mark.parametrize("columns", [0, 1])
 def test_a_terminal_of_no_width_gets_the_text_all_the_same(columns, monkeypatch):
-    """That of `script` in a job without a terminal has 0 columns: nobody has told it its size."""
+    """That of `script` in a job without a terminal has 0 columns: no size was ever set."""
     monkeypatch.delenv("COLUMNS", raising=False)
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
