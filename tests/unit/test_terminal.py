@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
+import pty
+import struct
 import sys
+import termios
 
-from evsys_sdk.cli.output import print_table
+import pytest
+
+from evsys_sdk.cli.output import print_table, print_text
 from evsys_sdk.files import to_json, write_text
 from evsys_sdk.format import console_for, guarded_streams, inline_markdown, markdown_text, visible
 from evsys_sdk.report.figures import labels
@@ -71,3 +78,16 @@ def test_text_of_others_makes_no_markdown_and_no_html_in_a_page():
     assert inline_markdown(shown) == shown
     usual = "lr=1e-5 < 2e-5, a_b*c, 5 > 4, [0.1, 0.2] (n=3)\n- a list\n1. of things, #3"
     assert markdown_text(usual) == usual
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_a_terminal_of_no_width_gets_the_text_all_the_same(columns, monkeypatch):
+    """That of `script` in a job without a terminal has 0 columns: no size was ever set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 0, columns, 0, 0))
+        print_text("no such file or directory", "  ", stream=terminal)
+        terminal.flush()
+        assert os.read(ours, 100).split() == [b"no", b"such", b"file", b"or", b"directory"]
+    os.close(ours)

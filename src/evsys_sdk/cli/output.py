@@ -113,7 +113,7 @@ def _width_of(stream: TextIO) -> int:
     columns = os.environ.get("COLUMNS", "")
     if stream is not sys.stdout and not columns.isdecimal():
         with suppress(OSError, ValueError):  # ValueError: a stream without a file
-            return os.get_terminal_size(stream.fileno()).columns
+            return os.get_terminal_size(stream.fileno()).columns or 80  # 0 where no size was ever set
     return shutil.get_terminal_size().columns
 
 
