@@ -271,6 +271,18 @@ def test_the_verdict_says_so_and_counts_tasks_where_it_says_tasks():
     assert verdict.arms[0].high - verdict.arms[0].low > plain.arms[0].high - plain.arms[0].low
 
 
+def test_the_verdict_says_how_many_different_tasks_there_are_beside_copies():
+    chance, names = np.random.default_rng(4), [f"t{n}" for n in range(40)]
+    arms = [
+        ArmScores(arm=arm, seeds={1: dict(zip(names, chance.integers(0, 2, 40).astype(float), strict=True))})
+        for arm in "ab"
+    ]
+    copies = {name: names[n % 30] for n, name in enumerate(names)}
+    verdict = judge_arms(arms, metric="pass@1", clusters=copies, clustered_by="copies of tasks")
+    told = "some tasks are copies of others: 30 different tasks are the units of intervals and tests"
+    assert told in verdict.notes and verdict.n_clusters == 30
+
+
 def test_a_run_has_the_clustered_interval_too():
     values = world(np.random.default_rng(3))
     clusters = [f"c{i // 20}" for i in range(200)]
