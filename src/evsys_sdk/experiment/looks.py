@@ -15,6 +15,7 @@ correction for the number of looks is enough, and that is said.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from evsys_sdk.history.digest import Digest
 from evsys_sdk.history.history import attempts_of, read_history, read_one, records_below
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.environment import config_hash
+from evsys_sdk.record.layout import ATTEMPTS, stem_of
 from evsys_sdk.record.models import RecordedLooks, RunRecord
 from evsys_sdk.report.conclusion import over_tasks, score_keys, task_counts
 from evsys_sdk.score_names import metric_of, parse_key
@@ -263,7 +265,9 @@ def _earlier(
     know and those that lie in the folder of this experiment and its parent's."""
     records = {entry.record: entry for space in workspaces_of(config) for entry in read_history(space).entries}
     for path in [*records_below(output_dir, 1), *records_below(output_dir.parent, 1), own]:
-        if path not in records and (entry := read_one(path)) is not None:
+        if path in records or (path != own and not _may_share_arms(path, question)):
+            continue
+        if (entry := read_one(path)) is not None:
             records[path] = entry
     for path, entry in records.items():
         if REHEARSALS in path.parts[-2:-1]:
@@ -283,6 +287,21 @@ def _earlier(
                 yield _Result(
                     label=label, scores=scores, tasks=tasks, ended=ended, is_own=is_own, is_attempt=is_attempt
                 )
+
+
+def _may_share_arms(record: Path, question: Question) -> bool:
+    """False where no arm of the question can be among those of this record: two shared arms make a look.
+
+    Of a folder with hundreds of experiments few are about the same arms, and parsing a record takes a hundred times as
+    long as this search in its text."""
+    if record.with_name(f"{stem_of(record)}.{ATTEMPTS}").exists():  # an attempt that was set aside may have had others
+        return True
+    try:
+        text = record.read_bytes()
+    except OSError:  # nothing but a journal: no result
+        return False
+    words = {*question.arms, *question.arms.values()}
+    return any(form.encode(errors="replace") in text for word in words for form in (word, json.dumps(word)[1:-1]))
 
 
 def _is_repeat(then: Scores, now: Scores) -> bool:
