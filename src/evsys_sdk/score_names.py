@@ -62,6 +62,7 @@ def score_key(split: str, benchmark: str, metric: str) -> str:
 def parse_key(key: str) -> ScoreName | None:
     """The parts of a score's key; None for a number that no evaluation made, such as `final_loss`."""
     split, slash, rest = key.partition("/")
+    # Numbers of algorithms have slashes too (`reward/mean`): a score begins with a known split.
     if not slash or split not in SPLITS:
         return None
     *middle, metric = rest.split("/")

@@ -265,9 +265,9 @@ def test_an_ablation_says_which_of_two_changes_did_it(lab):
     rate, norm = told["algorithm.params.learning_rate"], told["algorithm.params.max_grad_norm"]
     assert rate["comparison"]["difference"] < -0.3 < norm["comparison"]["difference"]
     words = {"worse": "did it", "undecided": "cannot be distinguished"}
-    assert words[rate["comparison"]["verdict"]] in rate["told"] and "did it" not in norm["told"]
+    assert words[rate["comparison"]["verdict"]] in rate["line"] and "did it" not in norm["line"]
     shown = json.loads(lab.evsys("show", "hello_sft", "--json", check=True).stdout)
-    assert rate["told"] in shown["conclusions"][-1]["text"]
+    assert rate["line"] in shown["conclusions"][-1]["text"]
     ablation = json.loads(lab.evsys("show", "hello_sft-ablation", "--json", check=True).stdout)
     reused = [run["run_id"].split("/")[1] for run in ablation["record_data"]["runs"] if run["reused_from"]]
     assert reused == ["all__s42", "all__s43", "none__s42", "none__s43"]

@@ -15,6 +15,7 @@ correction for the number of looks is enough, and that is said.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from evsys_sdk.history.history import ExperimentEntry, attempts_of, read_history
 from evsys_sdk.history.leaderboard import looks_of
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.environment import config_hash
+from evsys_sdk.record.layout import ATTEMPTS, stem_of
 from evsys_sdk.record.models import RecordedLooks, RunRecord
 from evsys_sdk.report.conclusion import over_tasks, score_keys, task_counts
 from evsys_sdk.score_names import metric_of, parse_key
@@ -262,7 +264,7 @@ def _earlier(
 ) -> Iterator[_Result]:
     """The results of experiments that ask this question, and of attempts at them: those that the workspaces' indexes
     know and those that lie in the folder of this experiment and its parent's."""
-    for path, entry in _known_records(own, output_dir, config).items():
+    for path, entry in _known_records(own, output_dir, config, question).items():
         if REHEARSALS in path.parts[-2:-1]:
             continue
         invalid = ", marked invalid" if entry.notes.why_invalid is not None else ""
@@ -282,10 +284,16 @@ def _earlier(
                 )
 
 
-def _known_records(own: Path, output_dir: Path, config: ExperimentConfig) -> dict[Path, ExperimentEntry]:
+def _known_records(
+    own: Path, output_dir: Path, config: ExperimentConfig, question: Question | None = None
+) -> dict[Path, ExperimentEntry]:
+    """Records of the workspaces and of the folders around this experiment; with a question, of those in the folders
+    only what may be about its arms."""
     records = {entry.record: entry for space in workspaces_of(config) for entry in read_history(space).entries}
     for path in [*records_below(output_dir, 1), *records_below(output_dir.parent, 1), own]:
-        if path not in records and (entry := read_one(path)) is not None:
+        if path in records or (question is not None and path != own and not _may_share_arms(path, question)):
+            continue
+        if (entry := read_one(path)) is not None:
             records[path] = entry
     return records
 
@@ -301,6 +309,21 @@ def spent_budgets(config: ExperimentConfig, output_dir: Path) -> list[str]:
         records[own] = replace(records[own], state=records[own].digest.status)
     found = looks_of(list(records.values()))
     return [str(looks) for looks in found if looks.is_spent and own in looks.experiments]
+
+
+def _may_share_arms(record: Path, question: Question) -> bool:
+    """False where no arm of the question can be among those of this record: two shared arms make a look.
+
+    Of a folder with hundreds of experiments few are about the same arms, and parsing a record takes a hundred times as
+    long as this search in its text."""
+    if record.with_name(f"{stem_of(record)}.{ATTEMPTS}").exists():  # an attempt that was set aside may have had others
+        return True
+    try:
+        text = record.read_bytes()
+    except OSError:  # nothing but a journal: no result
+        return False
+    words = {*question.arms, *question.arms.values()}
+    return any(form.encode(errors="replace") in text for word in words for form in (word, json.dumps(word)[1:-1]))
 
 
 def _is_repeat(then: Scores, now: Scores) -> bool:

@@ -146,6 +146,7 @@ class RunEvals:
 
         async def work() -> EvalResult:
             key = self.load(entry)
+            # The smaller of the two: a rehearsal must not score more than the entry asks for.
             limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
             # The run's seed: the same weights give the same answers when a run is resumed or repeated.
             sampling = SamplingParams(max_tokens=entry.max_tokens, temperature=entry.temperature, seed=self.seed)

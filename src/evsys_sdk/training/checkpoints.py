@@ -30,6 +30,7 @@ def manifest_path(ctx: RunContext) -> Path:
 
 def stage_folder(stage: str) -> str:
     """What the folder of a stage is called."""
+    # A stage is named by the user, and may hold a slash or a space.
     return re.sub(r"[^\w.-]+", "-", stage)
 
 
@@ -68,6 +69,7 @@ class Checkpoint:
     @property
     def is_there(self) -> bool:
         """False when its files were on this machine and are gone; for a server's files, what the server says."""
+        # Paths of this machine are absolute; a server's are addresses, and only it knows.
         return all(Path(path).exists() for path in (self.state, self.sampler) if path.startswith("/"))
 
 

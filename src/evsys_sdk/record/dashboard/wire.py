@@ -113,6 +113,7 @@ class WireEvent:
     """The key of the list this item goes into (`steps`, `predictions`); empty for a separate request."""
 
     def to_dict(self) -> JsonDict:
+        # In this order: `WireLine.read` finds the body by the key that precedes it.
         record: JsonDict = {"method": self.method, "path": self.path, "body": self.body}
         return record | {"batch": self.batch} if self.batch else record
 
