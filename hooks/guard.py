@@ -20,10 +20,13 @@ import itertools
 import json
 import os
 import re
+import sqlite3
+import subprocess
 import sys
 import time
 
 MAX_CONFIGS = 500
+MAX_RECORDS = 100
 MAX_FILES = 20000
 SECONDS = 5.0
 """For the paths of one command, below the hook's own time limit; after that the command is refused, not let through."""
@@ -38,10 +41,16 @@ KEY_NAMES = (
     ".netrc",
     "credentials",
     "credentials.*",
+    ".credentials.json",
+    ".git-credentials",
+    ".pypirc",
 )
 KEY_EXAMPLES = (".env.example", ".env.sample", ".env.template", "*.pub")
-KEY_FOLDERS = ("~/.ssh", "~/.aws", "~/.config/gcloud", "~/.config/evsys", "~/.cache/huggingface/token")
-TEST_NAMES = ("test.jsonl", "test.jsonl.gz", "*journal.sqlite*", "*.rollouts.jsonl")
+KEY_FOLDERS = (
+    "~/.ssh", "~/.aws", "~/.gnupg", "~/.config/gcloud", "~/.config/gh", "~/.config/evsys", "~/.cache/huggingface/token",
+    "~/.docker/config.json", "~/.kube", "~/.codex/auth.json", "~/.gemini/oauth_creds.json",
+)  # fmt: skip
+TEST_NAMES = ("test.jsonl", "test.jsonl.gz", "*journal.sqlite*", "*.rollouts.jsonl", "dashboard.sqlite*")
 ROWS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 ROLLOUTS = ("rollouts.jsonl", "rollouts.jsonl.gz")
 OPEN_ROLLOUTS = ("validation", "training")
@@ -64,28 +73,46 @@ HARMLESS = {
     "dirname", "basename", "sha256sum", "md5sum", "evsys", "tree", "chmod",
 }  # fmt: skip
 """Programs that print nothing of a file's content."""
-PREFIXES = {"sudo", "time", "nohup", "exec", "command", "uv", "run", "then", "do", "!", "{"}
+PREFIXES = {
+    "sudo", "time", "nohup", "exec", "command", "builtin", "coproc", "uv", "run", "if", "elif", "else", "while",
+    "until", "then", "do", "!", "{",
+}  # fmt: skip
 """Words before the name of a program."""
 STARTERS = {
     "env", "timeout", "nice", "ionice", "setsid", "stdbuf", "xargs", "watch", "bash", "sh", "zsh", "dash", "eval",
-    "script", "parallel", "flock", "poetry", "pipx", "hatch", "pixi", "conda",
+    "script", "parallel", "flock", "poetry", "pipx", "uvx", "hatch", "pixi", "conda",
 }  # fmt: skip
 """Programs that start the one among their words; `python -m` is another."""
 READS_ALL = re.compile(
-    r"\b(?:grep|egrep|fgrep|zgrep)\b[^|;&\n]*\s(?:-\w*[rR]\w*|--recursive|--dereference-recursive)\b"
-    r"|\b(?:rg|ag|ack)\b|\bgit\s+(?:grep|archive|bundle)\b|\b(?:tar|zip|rsync|7z|cpio)\b"
+    r"\b(?:grep|egrep|fgrep|zgrep|diff|scp)\b[^|;&\n]*\s(?:-\w*[rR]\w*|--recursive|--dereference-recursive"
+    r"|-d\s*recurse|--directories=recurse)\b"
+    r"|\b(?:rg|ripgrep|ugrep|ag|ack)\b|\bfd(?:find)?\b[^|;&\n]*\s(?:-\w*[xX]|--exec)|\bgit\s+(?:grep|archive|bundle)\b|\b(?:tar|zip|rsync|7z|cpio)\b"
+    r"|\b(?:copytree|make_archive|rglob)\b|\bos\.walk\b|\bmount\b"
     r"|\bcp\b[^|;&\n]*\s(?:-\w*[rRa]\w*|--recursive|--archive)\b"
     r"|\bfind\b.*(?:-exec|-delete|\|)|\bxargs\b|\bwhile\s+read\b|\bfor\s+\w+\s+in\b|\bln\b|\bmv\b"
 )
 """Programs that read, copy or move whole folders."""
+ENDINGS_OF_TYPES = {
+    "py": (".py", ".pyi"), "python": (".py", ".pyi"), "md": (".md", ".markdown", ".mdx"), "yaml": (".yaml", ".yml"),
+    "toml": (".toml",), "js": (".js", ".jsx", ".mjs", ".cjs", ".vue"), "ts": (".ts", ".tsx", ".mts", ".cts"),
+    "sh": (".sh", ".bash", ".zsh"), "rust": (".rs",), "go": (".go",),
+}  # fmt: skip
+"""File types of ripgrep that hold no rows; any other type may."""
+GIT_SHOWS_NAMES = (
+    "--stat", "--name-only", "--name-status", "--numstat", "--shortstat", "--summary", "--no-patch", "-s", "--dirstat",
+)  # fmt: skip
 SECRET_WORD = r"[A-Z0-9_]*(?:API_KEY|SECRET|TOKEN|PASSWORD|ACCESS_KEY)[A-Z0-9_]*"
 SHOWS_KEYS = re.compile(
-    r"(?:^|[;&|(`\n])\s*(?:sudo\s+)?(?:printenv|env|set|export\s+-p|declare\s+-[px]+|compgen\s+-e)\s*(?:$|[;&|)>`\n])"
+    r"(?:^|[;&|(`\n]|\s-\w*c\s*['\"]?)\s*(?:sudo\s+)?(?:\S*/)?(?:printenv|env(?:\s+(?:-0|--null))?|set|export(?:\s+-p)?"
+    r"|declare\s+-[px]+|compgen\s+-e)\s*(?:$|['\";&|)>`\n])"
     r"|\bprintenv\s+"
     + SECRET_WORD
-    + r"|\b(?:echo|printf|cat\s*<<<)\b[^;&|\n]*\$\{?"
+    + r"|\b(?:echo|printf|cat\s*<<<)\b[^;&|\n]*\$(?:\{!|\{?"
     + SECRET_WORD
-    + r"|/proc/[^/\s]+/environ"
+    + r")|\bprint\b[^;&|\n]*\b(?:environ|getenv)\b[^;&|\n]*"
+    + SECRET_WORD
+    + r"|/proc/[^/\s]+/environ|\bprocess\.env\b(?!\s*[.\[])|\bENVIRON\b|%ENV\b|\bps\s+[a-df-z]*e[a-z]*\b"
+    r"|\bgit\s+credential\s+fill\b|\bgh\s+auth\s+token\b|\bgpg\b[^;&|\n]*--export-secret"
     r"|os\.environ\b(?!\s*(?:\[|\.get\b|\.setdefault\b|\.pop\b|\.update\b))"
 )
 OWN_TOOLS = re.compile(r"mcp__(?:plugin_evsys_)?evsys__")
@@ -168,6 +195,7 @@ def protected_paths(root):
                     path = os.path.realpath(os.path.join(folder, os.path.expanduser(value)))
                     if os.path.exists(path):
                         (open_paths if is_validation(entry) else found).add(path)
+    found |= tested_before(root)
     # A set that one config validates on and another tests on stays protected.
     benchmarks = os.path.realpath(os.path.join(root, "data", "benchmark"))
     if os.path.isdir(benchmarks):
@@ -177,6 +205,37 @@ def protected_paths(root):
         identity = os.path.basename(path)[: -len(".jsonl")]  # <name>-v<version>-<hash>
         if not (open_ids - test_ids) & {identity, re.sub(r"-v\d+-\w+$", "", identity)}:
             found.add(path)
+    return found
+
+
+def tested_before(root):
+    """What experiments that were run here have tested on: a label that was changed afterwards opens nothing."""
+    index = os.path.join(root, ".evsys", "experiments.sqlite")
+    if not os.path.isfile(index):
+        return set()
+    try:
+        address = "file:" + index.replace("%", "%25").replace("?", "%3f").replace("#", "%23") + "?mode=ro"
+        database = sqlite3.connect(address, uri=True, timeout=1.0)
+        try:
+            newest = "SELECT record FROM experiments ORDER BY started DESC LIMIT ?"
+            records = [row[0] for row in database.execute(newest, (MAX_RECORDS,))]
+        finally:
+            database.close()
+    except sqlite3.Error:
+        return set()
+    found = set()
+    for record in records:
+        try:
+            with open(record, encoding="utf-8") as file:
+                result = json.load(file)
+            entries = result["config"]["metadata"]["benchmark"]
+            for entry in entries if isinstance(entries, list) else [entries]:
+                is_open = entry.get("split") == "val" or "val" in (entry.get("tags") or [])
+                for folder in (root, result.get("config_folder") or root) if entry.get("path") and not is_open else ():
+                    path = os.path.realpath(os.path.join(folder, os.path.expanduser(entry["path"])))
+                    found |= {path} if os.path.exists(path) else set()
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # a record of another version, or one that is being written
     return found
 
 
@@ -190,6 +249,8 @@ def matches(name, patterns):
 
 def why_protected(path, cwd):
     """Why this file must stay unread; None where it may be read. `path` need not exist."""
+    # These links lead elsewhere in the process of the hook.
+    path = re.sub(r"^/proc/[^/]+/root(?=/)", "", re.sub(r"^/proc/[^/]+/cwd(?=/|$)", lambda _: cwd, path))
     real = os.path.realpath(path)
     # A session may have been started above the project, or in another one: the file's own project counts, too.
     tests = protected_paths(find_project(cwd)) | protected_paths(find_project(os.path.dirname(real)))
@@ -265,6 +326,9 @@ def check_evsys(words, cwd, command=""):
     """Why `evsys` must not be called with these words: a config, or a setting, that takes test rows for others."""
     if words[:1] not in (["run"], ["validate"], ["data"], ["research"], ["ablate"], ["eval"]):
         return None
+    if any(re.match(r"(?:--set=)?metadata\.benchmark\b", str(word)) for word in words):
+        return "metadata.benchmark is closed to agents on the command line: a test set would become a validation " \
+               "set. Edit the config instead; new validation tasks go into data/validation."  # fmt: skip
     folders = re.findall(r"\b(?:cd|pushd)\s+(\S+)", command)
     for path in candidates(" ".join(map(str, [*folders, *words[1:]])), cwd):
         why = why_protected(path, cwd)
@@ -280,14 +344,32 @@ def check_evsys(words, cwd, command=""):
 def check_file(tool, given, cwd):
     if OWN_TOOLS.match(tool):
         return check_own_tool(given, cwd)
-    path = given.get("file_path") or given.get("path") or given.get("notebook_path")
-    if not isinstance(path, str) or not path:
-        return None
-    path = os.path.join(cwd, os.path.expanduser(path))
-    if tool in ("Write", "write_file") and not os.path.lexists(path):
-        return None  # a new benchmark may be written; once it is there it is closed
-    why = why_protected(path, cwd)
-    return f"{os.path.relpath(path, cwd)} is closed to agents. {why}" if why else None
+    if tool in ("Read", "Edit", "MultiEdit", "Write", "NotebookEdit"):
+        texts = [given.get("file_path") or given.get("path") or given.get("notebook_path")]
+    else:  # of another server: any of its arguments may be a path or a command
+        texts = list(texts_in(given))
+    for text in texts:
+        if not isinstance(text, str) or not text or len(text) > 4096 or "\0" in text:
+            continue
+        path = os.path.join(cwd, os.path.expanduser(re.sub(r"^file://", "", text)))
+        if tool == "Write" and not os.path.lexists(path):
+            return None  # a new benchmark may be written; once it is there it is closed
+        why = why_protected(path, cwd) if os.path.lexists(path) or len(texts) == 1 else None
+        if why:
+            return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
+        if os.path.isdir(path) and re.search(r"search|grep", tool):
+            inside = find_inside(path, cwd)
+            if inside:
+                return f"This would search {os.path.relpath(inside, cwd)}, which is closed to agents.{SEARCH_ADVICE}"
+    commands = [given.get(name) for name in ("command", "cmd", "code", "script")] if tool.startswith("mcp__") else []
+    return next((why for text in commands if text for why in [check_command({"command": text}, cwd)] if why), None)
+
+
+def texts_in(given):
+    if isinstance(given, str):
+        yield given
+    for inner in given.values() if isinstance(given, dict) else given if isinstance(given, list) else ():
+        yield from texts_in(inner)
 
 
 def check_grep(given, cwd):
@@ -296,16 +378,22 @@ def check_grep(given, cwd):
     if why:
         return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
     shows_rows = given.get("output_mode", "files_with_matches") == "content"
-    kind, pattern = given.get("type"), given.get("glob")
-    if not shows_rows or not os.path.isdir(path) or (kind and kind != "json"):
+    if not shows_rows or not os.path.isdir(path):
         return None
+    endings = ENDINGS_OF_TYPES.get(given.get("type"))
+    # Claude Code takes several patterns, with commas or blanks between them.
+    patterns = [
+        each for part in re.split(r"[\s,]+(?![^{]*\})", given.get("glob") or "") for each in expand_braces(part)
+    ]
+    wanted = [each for each in patterns if each and not each.startswith("!")]
+    unwanted = [each[1:] for each in patterns if each.startswith("!")]
 
     def is_searched(file):
-        if not pattern:
-            return True
-        relative, negated = os.path.relpath(file, path), pattern.startswith("!")
-        hit = any(fnmatch.fnmatch(text, pattern.lstrip("!")) for text in (relative, os.path.basename(file)))
-        return hit != negated
+        names = {os.path.relpath(file, path), os.path.basename(file)}
+        hit = not wanted or any(matches(name.lower(), [each.lower() for each in wanted]) for name in names)
+        # A pattern without a star before the folder means: in any folder.
+        hit = hit or any(fnmatch.fnmatch(os.path.relpath(file, path), each.replace("**/", "*")) for each in wanted)
+        return hit and not any(matches(name, unwanted) for name in names) and (not endings or file.endswith(endings))
 
     inside = find_inside(path, cwd, is_searched)
     if inside:
@@ -343,9 +431,30 @@ def fill_variables(text, command, cwd):
     return text
 
 
+def expand_braces(text):
+    """`{a,b}` as the shell expands it; at most some dozens."""
+    done, left = [], [text]
+    while left and len(done) + len(left) < 64:
+        each = left.pop()
+        hit = re.search(r"(?<!\$)\{([^{}\s]*,[^{}\s]*)\}", each)
+        if hit:
+            left += [each[: hit.start()] + part + each[hit.end() :] for part in hit.group(1).split(",")]
+        else:
+            done.append(each)
+    return done + left
+
+
 def check_time(deadline):
     if time.monotonic() > deadline:
         raise TimeoutError("too many paths")
+
+
+def decode_escapes(text):
+    r"""What bash makes of `$'\x74est'`."""
+    text = re.sub(
+        r"\\x([0-9a-fA-F]{1,2})|\\u([0-9a-fA-F]{1,4})", lambda code: chr(int(code.group(1) or code.group(2), 16)), text
+    )
+    return re.sub(r"\\([0-7]{1,3})", lambda code: chr(int(code.group(1), 8) % 256), text)
 
 
 def ends_of(word):
@@ -356,22 +465,20 @@ def ends_of(word):
 def candidates(command, cwd):
     """Every path that words of the command may mean, from the current folder and from folders that it names."""
     deadline = time.monotonic() + SECONDS
+    command = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda quoted: decode_escapes(quoted.group(1)), command)
+    command = re.sub(r"[@?*+!]\([^()]*\)", "*", command)  # bash's extended patterns
     # Quotes and backslashes inside a word do not change the path: te''st.jsonl.
     plain = fill_variables(re.sub(r"['\"\\]", "", command), command, cwd)
     spaced = fill_variables(re.sub(r"['\"\\]", " ", command), command, cwd)
-    texts = {plain, spaced}
-    for _ in range(4):  # {a,b} as the shell expands it
-        for text in list(texts):
-            for braces in re.finditer(r"(?<!\$)\{([^{}\s]*,[^{}\s]*)\}", text):
-                texts |= {text[: braces.start()] + part + text[braces.end() :] for part in braces.group(1).split(",")}
-        if len(texts) > 64:
-            break
+    texts = {*expand_braces(plain), *expand_braces(spaced)}
     words = {word for text in texts for word in PATH_LIKE.findall(text)}
     words |= {word.split("=", 1)[1] for word in list(words) if "=" in word}
     words |= {word.lstrip("@-") for word in list(words)}
     # $(pwd)/data/x and $UNKNOWN/data/x: every end of the word that still is a path.
     words |= {end for word in list(words) for end in ends_of(word)}
     words = {os.path.expanduser(word) for word in words if word and len(word) < 1000}
+    # A link's target is looked up from the link's folder.
+    words |= {os.path.dirname(word) for word in words} if re.search(r"\bln\b", command) else set()
     folders = {cwd}
     for _ in range(3):  # cd a && cd b
         folders |= {os.path.normpath(os.path.join(folder, word)) for folder in set(folders) for word in words
@@ -400,6 +507,8 @@ def find_by_pattern(command, cwd):
     return None
 
 
+OPTIONS_OF_ROLLOUTS = {"--task", "--arm", "--benchmark", "--step", "--limit", "--dir", "--workspace"}
+"""Those of `evsys rollouts` that take the next word as their value."""
 PARTS = re.compile(r"(\|\||&&|[;|&\n]|\$\(|`|\()")
 
 
@@ -419,18 +528,41 @@ def programs_of(command):
             yield words[0], words
 
 
-def calls_of_evsys(command):
+def calls_of_evsys(command, cwd):
     """The words after each `evsys` of a command line, also where another program starts it."""
-    for part in PARTS.split(command)[::2]:
+    for part in PARTS.split(fill_variables(re.sub(r"\\\n", " ", command), command, cwd))[::2]:
         words = words_of(part)
-        if words and (words[0] in STARTERS or re.match(r"python[\d.]*$", words[0])):
+        program = re.sub(r"['\"\\]", "", words[0]) if words else ""
+        if program in STARTERS or re.match(r"python[\d.]*$", program):
             # `bash -c "evsys rollouts x"` has the program within quotes.
             words = re.sub(r"['\"]", " ", part).split()
-            names = [re.sub(r"^evsys_sdk(\.cli\.main|\.cli)?$", "evsys", os.path.basename(word)) for word in words]
+            names = [re.sub(r"^(-m)?evsys_sdk(\.cli\.main|\.cli)?$", "evsys", os.path.basename(word)) for word in words]
             words = words[names.index("evsys") :] if "evsys" in names else words
-        elif words[:1] != ["evsys"]:
+        elif program != "evsys":
             continue
-        yield [word.strip("'\"") for word in words[1:]]
+        yield [re.sub(r"['\"\\]", "", word) for word in words[1:]]
+
+
+def has_flag(words, flags):
+    """Whether one of `flags` is there as a flag: as no option's value, in no comment, and not after `--`."""
+    before = ""
+    for word in words:
+        if word == "--" or word.startswith("#"):
+            return False
+        if word in flags and before not in OPTIONS_OF_ROLLOUTS:
+            return True
+        before = word
+    return False
+
+
+def copied_into(programs, cwd):
+    """The folder that a copy is written to, which is not read; None where other programs may read it."""
+    if len(programs) != 1 or programs[0][0] not in ("cp", "rsync", "scp"):
+        return None
+    words = programs[0][1]
+    named = [word for word in words[1:] if not word.startswith("-")]
+    has_option = any(re.match(r"-\w*t|--target", word) for word in words)
+    return None if has_option or len(named) < 2 else os.path.realpath(os.path.join(cwd, named[-1].strip("'\"")))
 
 
 def without_evsys(command):
@@ -445,16 +577,69 @@ def without_evsys(command):
 
 
 def shows_test_rows(command, cwd):
-    """`evsys rollouts` and `evsys data` print rows. What another config calls test is known to `--no-test` only."""
+    """`evsys rollouts`, `query` and `data` print rows. What another config calls test is known to `--no-test` only."""
     closed = {os.path.basename(path)[: -len(".jsonl")] for path in protected_paths(find_project(cwd))
               if os.path.join(".evsys", "benchmarks") in path}  # fmt: skip
     closed |= {re.sub(r"-v\d+-\w+$", "", identity) for identity in closed}
-    for words in calls_of_evsys(command):
+    for words in calls_of_evsys(command, cwd):
         if words[:1] == ["data"] and words[1:2] in (["preview"], ["pull"]) and closed & set(words[2:]):
             return True
-        if words[:1] == ["rollouts"] and not {"--help", "--no-test"} & set(words):
+        if words[:1] == ["rollouts"] and not has_flag(words, {"--help", "-h", "--no-test"}):
             return True
-    return False
+        if words[:1] == ["query"] and re.search(r"\brollouts\b", command, re.I):
+            return True
+    is_program = re.search(r"\bpython[\d.]*\s+(?:-\w+\s+)*-\w*c\b", command) and "evsys" in command
+    return bool(is_program and re.search(r"\brollouts\b", command) and not re.search(r"\bno.test\b", command))
+
+
+def ask_git(folder, *words):
+    """The lines that git prints; none where it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.quotePath=false", "-c", "core.fsmonitor=false", *words], cwd=folder, timeout=SECONDS,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except OSError:
+        return []  # no git, or no such folder: the command will fail as well
+    return os.fsdecode(done.stdout).splitlines()
+
+
+def tests_in_git(command, cwd):
+    """A closed file that git would print from commits, stashes or objects."""
+    for part in PARTS.split(fill_variables(command, command, cwd))[::2]:
+        words = [re.sub(r"['\"\\]", "", word) for word in words_of(part)]
+        if words[:1] != ["git"]:
+            continue
+        top = os.path.join(cwd, words[2]) if words[1:2] == ["-C"] and words[2:] else cwd
+        words = words[3:] if words[1:2] == ["-C"] else words[1:]
+        verb, rest = words[:1], words[1:]
+        if any(word.startswith(GIT_SHOWS_NAMES) for word in rest):
+            continue
+        plain = [word for word in rest if word == "--" or not word.startswith("-")]
+        objects = tuple(word for word in plain if re.fullmatch(r"[0-9a-f]{4,64}", word))
+        tracked = []  # "<mode> <object> <stage>\t<name>"
+        if verb == ["fast-export"] or (verb == ["cat-file"] and any(word.startswith("--batch") for word in rest)):
+            tracked = ask_git(top, "ls-files", "--stage", "--full-name", ":/")
+        elif verb in (["show"], ["cat-file"]) and objects:
+            tracked = [line for line in ask_git(top, "ls-files", "--stage", "--full-name", ":/")
+                       if line.split()[1].startswith(objects)]  # fmt: skip
+        names = [line.partition("\t")[2] for line in tracked]
+        if verb == ["stash"] and plain[:1] == ["show"]:
+            names += ask_git(top, "stash", "show", "--name-only", *plain[1:])
+        elif verb == ["diff"]:
+            staged = ["--cached"] if {"--cached", "--staged"} & set(rest) else []
+            names += ask_git(top, "diff", "--name-only", *staged, *plain)
+        elif verb in (["show"], ["whatchanged"], ["format-patch"]) or (
+            verb == ["log"] and any(re.match(r"-p|-u$|--patch|-[LGS]|--cc$|-c$", word) for word in rest)
+        ):
+            limits = [word for word in rest if re.match(r"-n?\d+$|--max-count=\d+$|--all$", word)]
+            limits += ["-1"] if verb == ["show"] else []
+            names += ask_git(top, "log", "--name-only", "--format=", *limits, *plain)
+        root = (ask_git(top, "rev-parse", "--show-toplevel") or [top])[0] if names else top
+        for name in dict.fromkeys(names):
+            if why_protected(os.path.join(root, name), cwd):
+                return name
+    return None
 
 
 def check_command(given, cwd):
@@ -467,8 +652,12 @@ def check_command(given, cwd):
         return f"This would print keys of the environment. {KEY_ADVICE}"
     command = without_written_text(command)
     if shows_test_rows(command, cwd):
-        return "This would show test tasks, too. With `evsys rollouts`, add `--no-test`."
-    for words in calls_of_evsys(command):
+        return "This would show test tasks, too. Use `evsys rollouts <experiment> --no-test`."
+    hit = tests_in_git(command, cwd)
+    if hit:
+        return f"This would print {hit} from git, which is closed to agents. Add `--stat`, or name the paths to " \
+               f"show, such as `-- src experiments`. {TEST_ADVICE}"  # fmt: skip
+    for words in calls_of_evsys(command, cwd):
         why = check_evsys(words, cwd, command)
         if why:
             return why
@@ -482,16 +671,19 @@ def check_command(given, cwd):
     hit = find_by_pattern(rest, cwd)
     if hit:
         return f"This would read {os.path.relpath(hit, cwd)}, which is closed to agents. {TEST_ADVICE}"
+    target = copied_into(programs, cwd)
     for path in candidates(rest, cwd):
         why = why_protected(path, cwd)
         if why:
             return f"{os.path.relpath(path, cwd)} is closed to agents. {why}"
-        if os.path.isdir(path) and reads_all:
+        if os.path.isdir(path) and reads_all and os.path.realpath(path) != target:
             inside = find_inside(path, cwd)
             if inside:
                 shown = os.path.relpath(inside, cwd)
                 return f"This would read {shown}, which is closed to agents.{SEARCH_ADVICE} {TEST_ADVICE}"
-    if reads_all and re.search(r"\b(?:rg|ag|ack|git\s+grep)\b|grep\b[^|;&\n]*\s-\w*[rR]", command):
+    if reads_all and re.search(
+        r"\b(?:rg|ripgrep|ugrep|ag|ack|fd|fdfind|git\s+grep)\b|grep\b[^|;&\n]*\s-\w*[rR]", command
+    ):
         named = [path for path in candidates(rest, cwd) if path != cwd]
         if not named:  # without a path these search the current folder
             inside = find_inside(cwd, cwd)
@@ -504,7 +696,7 @@ def check_command(given, cwd):
 def check(event):
     tool, given = event.get("tool_name") or "", event.get("tool_input") or {}
     cwd = os.path.abspath(event.get("cwd") or os.getcwd())
-    if tool in ("Bash", "shell", "local_shell", "exec_command", "run_shell_command", "Monitor"):
+    if tool in ("Bash", "PowerShell", "shell", "local_shell", "exec_command", "run_shell_command", "Monitor"):
         return check_command(given, cwd)
     if tool in ("Grep", "search_file_content"):
         return check_grep(given, cwd)

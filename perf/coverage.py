@@ -278,6 +278,8 @@ SIZES = {
     "3 of 40 and 30 of 3 tasks": [40] * 3 + [3] * 30,
     "lognormal, 15": [4, 5, 6, 8, 9, 10, 12, 14, 16, 20, 24, 30, 38, 50, 70],
     "even, 5": [20] * 5,
+    "4 of 25 beside 60 single tasks": [25] * 4 + [1] * 60,
+    "10 tasks of 10 copies beside 50 single tasks": [10] * 10 + [1] * 50,
 }
 """Tasks per template."""
 

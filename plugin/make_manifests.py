@@ -33,7 +33,10 @@ def hook(script: str, *, seconds: int) -> dict[str, Any]:
 
 def hooks() -> dict[str, Any]:
     guard, finished = hook("guard.py", seconds=20), hook("finished.py", seconds=10)
-    tools = "Read|Edit|MultiEdit|Write|NotebookEdit|Bash|Grep|Monitor|shell|local_shell|exec_command|mcp__.*"
+    tools = (
+        "Read|Edit|MultiEdit|Write|NotebookEdit|Bash|PowerShell|Grep|Monitor|ReadMcpResourceTool|shell|local_shell|"
+        "exec_command|mcp__.*"
+    )
     return {
         "description": "Keeps test-split files and keys unread; tells of finished runs.",
         "hooks": {

@@ -28,6 +28,7 @@ from django.http.request import split_domain_port, validate_host
 from evsys_dashboard import ingest
 from evsys_dashboard.auth import Refusal, check_key, note_use
 from evsys_dashboard.models import ApiKey
+from evsys_dashboard.request_body import parse_body
 from evsys_dashboard.settings import MAX_BODY_BYTES
 from evsys_sdk.logs import get_logger
 from evsys_sdk.record.dashboard.wire import API_PREFIX, PROJECT_HEADER
@@ -148,7 +149,7 @@ class Writer:
                 cursor.execute(RUN_OF_PROJECT, [request.run, key.project_id])
                 if cursor.fetchone() is None:
                     raise Refusal(404, f"there is no run {request.run!r} in this project")
-            body = ingest.parse_body(request.data, request.encoding)
+            body = parse_body(request.data, request.encoding)
             if request.kind == "step":
                 return CheckedBatch(request, ingest.read_steps(request.run, body), [])
             rollouts = ingest.read_predictions(key.project, request.run, body)

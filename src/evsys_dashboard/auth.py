@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib.auth import authenticate, get_user_model, login, logout
@@ -74,6 +75,8 @@ class Visitor:
 
 
 def sha256_of(secret: str) -> str:
+    # A plain hash is enough here: keys and links are 256 random bits, which nothing can try out. Passwords, which
+    # people choose, go through scrypt (`settings`).
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -86,6 +89,7 @@ def make_key(project: Project, name: str, scope: str, *, by: User | None = None)
     key = ApiKey.objects.create(
         project=project,
         name=name,
+        # `evk_` and six more: enough to recognise the key by, and over 200 bits stay unknown.
         prefix=text[:10],
         sha256=sha256_of(text),
         scope=scope,
@@ -201,8 +205,6 @@ def page(view: View) -> View:
     @functools.wraps(view)
     def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if not request.user.is_authenticated:
-            from urllib.parse import urlencode
-
             return HttpResponseRedirect(f"/login?{urlencode({'next': request.get_full_path()})}")
         if needs_password(request):
             return HttpResponseRedirect("/welcome")
@@ -246,6 +248,7 @@ def is_owner(request: HttpRequest, project: Project) -> bool:
 def make_login_link(user: User, *, seconds: float = LINK_SECONDS) -> str:
     """The path of a link that works once."""
     token = secrets.token_urlsafe(32)
+    # Cleared where one is made, so that no job has to run for it.
     LoginLink.objects.filter(expires__lt=time.time()).delete()
     LoginLink.objects.create(sha256=sha256_of(token), user=user, expires=time.time() + seconds)
     return f"/login/{token}"

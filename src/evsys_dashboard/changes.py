@@ -58,6 +58,7 @@ def changes_since(project: Project, text: str) -> Changes:
         since = math.nan
     if not math.isfinite(since):
         raise Refusal(422, f"since={text[:40]!r}: pass the `cursor` of an earlier answer")
+    # Rows of the overlap that an earlier answer had.
     told = set(names.split(","))
     newer: list[list[Stamped]] = []  # experiments, and runs, the oldest first
     for kind in KINDS:

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from evsys_dashboard import points
-from evsys_dashboard.ingest import UNSTORABLE
 from evsys_dashboard.models import EvalRow, GenerationRow, MetricKey
+from evsys_dashboard.request_body import UNSTORABLE
 from evsys_dashboard.score_charts import ScorePoint
 from evsys_sdk.score_names import score_key
 
@@ -58,6 +58,7 @@ def metric_names(runs: Collection[str]) -> list[str]:
     logged = set(MetricKey.objects.filter(generation_id__in=runs).values_list("name", flat=True).distinct())
     scored = {key for found in scores_of_runs(runs).values() for key in found.by_key}
 
+    # Loss and reward stand at 0 to 2; 10, 20 and 30 leave room between the groups.
     def place(name: str) -> tuple[int, str]:
         if name in FIRST:
             return FIRST.index(name), name

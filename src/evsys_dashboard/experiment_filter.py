@@ -9,6 +9,7 @@ read: what is filtered and sorted by stands in the summary columns.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,18 @@ def _terms(text: str) -> Iterator[tuple[bool, str, str, str, str]]:
 def _term(key: str, name: str, sign: str, value: str) -> Q:
     """One term's condition; ValueError with words for the reader."""
     if sign:
-        return _bound(name, sign, value)
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if math.isnan(limit):
+            raise ValueError(f"{name}{sign} takes a number, not {value!r}.")
+        column = NUMBER_COLUMNS.get(name.lower())
+        if column is not None:
+            return Q(**{f"{column}__{SIGNS[sign]}": limit})
+        # Any other name is a metric's, whole or without its benchmark.
+        named = Q(metric=name) | Q(metric__endswith=f"/{name}") | Q(metric__endswith=f".{name}")
+        return named & Q(**{f"best_value__{SIGNS[sign]}": limit})
     if not key:
         return _any_of(*(Q(**{f"{column}__icontains": value}) for column in SEARCHED))
     if key not in KEYS:
@@ -145,20 +157,6 @@ def _term(key: str, name: str, sign: str, value: str) -> Q:
             raise ValueError(f"{key}: takes a day such as 2026-11-18, not {value!r}.") from None
         return Q(created__gte=start) if key == "after" else Q(created__lt=start)
     return _any_of(*(Q(**{f"{TEXT_COLUMNS[key]}__icontains": part}) for part in values))
-
-
-def _bound(name: str, sign: str, value: str) -> Q:
-    try:
-        limit = float(value)
-    except ValueError:
-        raise ValueError(f"{name}{sign} takes a number, not {value!r}.") from None
-    if limit != limit:
-        raise ValueError(f"{name}{sign} takes a number, not {value!r}.")
-    column = NUMBER_COLUMNS.get(name.lower())
-    if column is not None:
-        return Q(**{f"{column}__{SIGNS[sign]}": limit})
-    named = Q(metric=name) | Q(metric__endswith=f"/{name}") | Q(metric__endswith=f".{name}")
-    return named & Q(**{f"best_value__{SIGNS[sign]}": limit})
 
 
 def _any_of(*parts: Q) -> Q:
@@ -348,6 +346,7 @@ def _grouped_page(found: QuerySet[ExperimentRow], query: ListQuery, problems: Se
                 groups.setdefault(label, []).append(pk)
     pairs = [(label, pk) for label, ids in groups.items() for pk in ids]
     chosen = pairs[query.start : query.start + PAGE]
+    # Whole rows of this page alone; the groups above needed ids and one column.
     by_id = {row.id: row for row in found.filter(pk__in={pk for _, pk in chosen})}
     rows: list[tuple[RowGroup | None, ExperimentRow]] = []
     before = pairs[query.start - 1][0] if query.start and query.start <= len(pairs) else None

@@ -28,19 +28,20 @@ from django.db.models import Q
 from evsys_dashboard import ingest
 from evsys_dashboard.models import EvalRow, ExperimentRow, GenerationRow, Project
 from evsys_dashboard.points import MAX_STEP
+from evsys_dashboard.request_body import STATUSES, clean, storable
 from evsys_dashboard.summary import cost_of, summarize
 from evsys_sdk.constants import JOURNAL_FILE
 from evsys_sdk.errors import EvsysError
 from evsys_sdk.files import read_object
-from evsys_sdk.history.history import ExperimentEntry, read_line, read_record, records_below
-from evsys_sdk.history.index import IndexLine, notes_path, read_index
+from evsys_sdk.history.history import ExperimentEntry, find_lines, read_line, read_record
+from evsys_sdk.history.index import IndexLine, notes_path
 from evsys_sdk.history.progress import progress_in
 from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import EvalResult
 from evsys_sdk.record.dashboard.payloads import checkpoints_in, eval_fields, eval_id, figures_beside, prediction_fields
 from evsys_sdk.record.dashboard.wire import derived_id
 from evsys_sdk.record.journal import EXPERIMENT, number_in, read_eval
-from evsys_sdk.record.layout import is_held, records_in, stem_of
+from evsys_sdk.record.layout import is_held, stem_of
 from evsys_sdk.record.lines import last_lines
 from evsys_sdk.record.models import ExperimentRecord, RecordedRun, RunRecord
 from evsys_sdk.record.processes import log_of, read_launch, resume_command
@@ -77,12 +78,7 @@ class FollowedSource:
 
     def lines(self) -> dict[Path, IndexLine]:
         """Every experiment that may be there, by the path of its record."""
-        indexed = {one.record: one for one in read_index(self.workspace)} if self.workspace is not None else {}
-        if self.folders:
-            found = [record for folder in self.folders for record in records_below(folder.absolute())]
-            return {record: indexed.get(record, IndexLine(record=record)) for record in found}
-        found = records_in(self.outputs) if self.outputs is not None else []
-        return indexed | {record: indexed.get(record, IndexLine(record=record)) for record in found}
+        return find_lines(self.workspace, self.folders, outputs=self.outputs)
 
 
 def project_of(place: FollowedSource, root: Path) -> Project:
@@ -284,13 +280,20 @@ def read_experiment(project: Project, line: IndexLine, stamp: str, *, is_new: bo
             # Started over with other settings, the same file is another experiment; what it was is set aside on disk.
             ExperimentRow.objects.filter(project=project, source=source).exclude(pk=experiment_id).delete()
         row = ingest.save_experiment(project, experiment_id, {**body, "ts": now}, create=True, own=columns)
+        if entry.problem and row.record:
+            ingest.drop_result(row)
         ingest.save_generations(row, runs, are_new=columns.is_free)
 
 
 def note_unreadable(project: Project, record: Path, stamp: str, problem: str) -> None:
     """A row for an experiment that cannot be read, with the reason."""
     own = ExperimentRow.objects.filter(project=project, source=str(record)).values_list("pk", flat=True).first()
-    body = {"name": stem_of(record), "status": "unreadable", "problem": ingest.storable(problem), "ts": time.time()}
+    body = {
+        "name": stem_of(record),
+        "status": "unreadable",
+        "problem": storable(problem),
+        "ts": time.time(),
+    }
     with ingest.writing():
         identifier = own or derived_id("experiment", project.pk, str(record))
         row = ingest.save_experiment(project, identifier, body, create=True)
@@ -321,7 +324,7 @@ def _experiment_fields(
     elif entry.problem is None:
         metadata = {"success_metric": {"name": digest.metric}} if digest.metric else {}
         fields["config"] = {"name": entry.name, "runs": [*journal.arms.values()], "metadata": metadata}
-    return {key: ingest.clean(value) for key, value in fields.items() if value is not None}
+    return {key: clean(value) for key, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +416,7 @@ def _run_fields(experiment_id: str, run: FoundRun, now: float) -> tuple[str, Pla
     body: dict[str, Any] = {
         "name": run.name,
         "arm": run.arm,
-        "status": run.status if run.status in ingest.STATUSES else "failed",
+        "status": run.status if run.status in STATUSES else "failed",
         "run_config": {**run.settings, "name": run.name, **({"seed": seed} if seed is not None else {})},
         "recipe_kind": str((run.settings.get("algorithm") or {}).get("kind") or ""),
     }
@@ -423,7 +426,7 @@ def _run_fields(experiment_id: str, run: FoundRun, now: float) -> tuple[str, Pla
     if run.total_steps is not None:
         body["total_steps"] = run.total_steps
     generation_id = derived_id("generation", experiment_id, run.run_id)
-    return generation_id, {**ingest.clean(body), "ts": now, "source": str(run.run_dir)}
+    return generation_id, {**clean(body), "ts": now, "source": str(run.run_dir)}
 
 
 # Points, evaluations and rollouts of a run.
@@ -450,45 +453,41 @@ def load_run(generation: GenerationRow) -> None:
     """Read what is new of a run: its record, points, evaluations with their rollouts, log. In one commit: the disk's
     fsync takes longer than all the rest of it."""
     with ingest.writing():
-        _load_run(generation)
-
-
-def _load_run(generation: GenerationRow) -> None:
-    run_dir = Path(generation.source)
-    before = dict(generation.loaded)
-    loaded = dict(before)
-    experiment = generation.experiment
-    record = Path(experiment.source)
-    ending = _stat(run_dir / "run_result.json")
-    if loaded.get("record", "") != ending:
-        _load_record(generation, run_dir)
-        loaded["record"] = ending
-    loaded["metrics"] = _load_points(generation, run_dir, loaded.get("metrics") or ["", 0])
-    journal = journal_path(record)
-    evals = "|".join([_stat(journal), _stat(journal.with_name(f"{journal.name}-wal"))])
-    if loaded.get("evals") != evals:
-        _load_evals(generation, journal, run_dir)
-        loaded["evals"] = evals
-    log = _stat(log_of(record))
-    if log and loaded.get("log") != log:
-        lines, _ = last_lines(log_of(record), LOG_LINES)
-        tail = ingest.storable("\n".join(lines)[-LOG_BYTES:])
-        GenerationRow.objects.filter(pk=generation.pk).update(log_tail=tail)
-        loaded["log"] = log
-    if loaded != before:
-        generation.loaded = loaded
-        GenerationRow.objects.filter(pk=generation.pk).update(loaded=loaded)
-        if not experiment.spark:
-            summarize(experiment)
-            ExperimentRow.objects.filter(pk=experiment.pk).update(spark=experiment.spark)
-        load_figures(experiment)
+        run_dir = Path(generation.source)
+        before = dict(generation.loaded)
+        loaded = dict(before)
+        experiment = generation.experiment
+        record = Path(experiment.source)
+        ending = _stat(run_dir / "run_result.json")
+        if loaded.get("record", "") != ending:
+            _load_record(generation, run_dir)
+            loaded["record"] = ending
+        loaded["metrics"] = _load_points(generation, run_dir, loaded.get("metrics") or ["", 0])
+        journal = journal_path(record)
+        evals = "|".join([_stat(journal), _stat(journal.with_name(f"{journal.name}-wal"))])
+        if loaded.get("evals") != evals:
+            _load_evals(generation, journal, run_dir)
+            loaded["evals"] = evals
+        log = _stat(log_of(record))
+        if log and loaded.get("log") != log:
+            lines, _ = last_lines(log_of(record), LOG_LINES)
+            tail = storable("\n".join(lines)[-LOG_BYTES:])
+            GenerationRow.objects.filter(pk=generation.pk).update(log_tail=tail)
+            loaded["log"] = log
+        if loaded != before:
+            generation.loaded = loaded
+            GenerationRow.objects.filter(pk=generation.pk).update(loaded=loaded)
+            if not experiment.spark:
+                summarize(experiment)
+                ExperimentRow.objects.filter(pk=experiment.pk).update(spark=experiment.spark)
+            load_figures(experiment)
 
 
 def _load_record(generation: GenerationRow, run_dir: Path) -> None:
     record, plain = RunRecord.find(run_dir), read_object(RunRecord.path_in(run_dir))
     if record is None or plain is None:
         return
-    plain = ingest.clean(RunRecord.upgrade(plain))
+    plain = clean(RunRecord.upgrade(plain))
     body: PlainFields = {"record": plain, "checkpoints": checkpoints_in(run_dir), "error": record.error or ""}
     body["run_config"] = {**generation.run_config, **(plain.get("hparams") or {}), "name": generation.name}
     if record.seed is not None:
@@ -537,7 +536,7 @@ def _save_lines(generation: GenerationRow, lines: Sequence[bytes]) -> None:
             step, ts = found.pop("step"), found.pop("ts")
             numbers = {str(key): value for key, value in found.items() if _is_number(value)}
             if isinstance(step, int) and abs(step) <= MAX_STEP and numbers:
-                steps.append({"step": step, "ts": ts, "metrics": ingest.storable(numbers)})
+                steps.append({"step": step, "ts": ts, "metrics": storable(numbers)})
         except (ValueError, KeyError, AttributeError, TypeError):
             continue  # torn by a power cut; the others count
     if not steps:
@@ -572,12 +571,16 @@ def _load_evals(generation: GenerationRow, journal: Path, run_dir: Path) -> None
                             asked = opened.questions(run_id, f"{bare.split}/{bare.name}")
                             _save_eval(generation, read_eval(event.data, last), asked)
                     return
+        recorded = RunRecord.model_validate(generation.record).evals if generation.record else []
         for stored in evals_in_logs(run_dir, generation.name):
             result = EvalResult(
                 name=stored.name, split=stored.split, scores=[], step=stored.step, stage=stored.stage,
                 rollouts=stored.rollouts,
             )  # fmt: skip
-            _save_eval(generation, _with_scores(generation, result), {})
+            # The run's record has the scores, and the logs the rollouts.
+            own = (result.split, result.name, result.step, result.stage)
+            found = next((one for one in recorded if (one.split, one.name, one.step, one.stage) == own), None)
+            _save_eval(generation, replace(found, rollouts=result.rollouts) if found else result, {})
     except (EvsysError, ValueError, KeyError, TypeError) as exc:
         get_logger(__name__).warning("evaluations of %s cannot be read: %s", run_dir, exc)
 
@@ -587,14 +590,6 @@ def read_bare_eval(data: Mapping[str, Any]) -> EvalResult:
     return EvalResult(name=data["name"], split=data["split"], scores=[], step=data["step"], stage=data.get("stage"))
 
 
-def _with_scores(generation: GenerationRow, result: EvalResult) -> EvalResult:
-    """The evaluation as the run's record has it, with the rollouts of `result`."""
-    evals = RunRecord.model_validate(generation.record).evals if generation.record else []
-    own = (result.split, result.name, result.step, result.stage)
-    found = next((one for one in evals if (one.split, one.name, one.step, one.stage) == own), None)
-    return replace(found, rollouts=result.rollouts) if found else result
-
-
 def _save_eval(generation: GenerationRow, result: EvalResult, questions: Mapping[str, Mapping[str, object]]) -> None:
     identifier, now, project = eval_id(generation.pk, result), time.time(), generation.project
     fields = {key: value for key, value in eval_fields(result).items() if value is not None}
@@ -602,9 +597,9 @@ def _save_eval(generation: GenerationRow, result: EvalResult, questions: Mapping
         {**{key: value for key, value in one.items() if value is not None}, "eval_run_id": identifier, "ts": now}
         for one in prediction_fields(identifier, result.rollouts, questions)
     ]
-    rows = ingest.read_predictions(project, generation.pk, {"predictions": ingest.clean(items)})
+    rows = ingest.read_predictions(project, generation.pk, {"predictions": clean(items)})
     with ingest.writing():
-        plain = ingest.clean(fields)
+        plain = clean(fields)
         ingest.save_predictions(rows)
         ingest.save_eval(project, generation, {**plain, "id": identifier, "ts": now})
 
@@ -613,7 +608,7 @@ def load_figures(experiment: ExperimentRow) -> None:
     """The SVG figures that lie beside the record."""
     if not experiment.source or experiment.figures:
         return
-    found = ingest.storable(figures_beside(Path(experiment.source)))
+    found = storable(figures_beside(Path(experiment.source)))
     if found:
         with ingest.writing():
             ingest.save_experiment(

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -24,27 +22,29 @@ from django.db import connection, models, transaction
 from evsys_dashboard.auth import Refusal
 from evsys_dashboard.models import TEST, EvalRow, ExperimentRow, GenerationRow, PredictionRow, Project, SuiteVersion
 from evsys_dashboard.points import MAX_NAME, MAX_STEP, CurveId, StepValues, write_points
-from evsys_dashboard.settings import MAX_BODY_BYTES
-from evsys_dashboard.summary import record_of, summarize
+from evsys_dashboard.request_body import (
+    EVAL,
+    EXPERIMENT,
+    GENERATION,
+    MAX_SECONDS,
+    SUITE,
+    ReadFields,
+    finite,
+    read_dict,
+    read_field,
+    read_fields,
+    read_id,
+    read_list,
+    read_number,
+    read_step,
+    read_text,
+    read_time,
+)
+from evsys_dashboard.summary import OF_RECORD, record_of, summarize
 from evsys_sdk.history.digest import Digest
 from evsys_sdk.record.dashboard import wire
 
-JsonDict = dict[str, Any]
-
-STATUSES = frozenset(
-    ["running", "completed", "partial", "failed", "cancelled", "pruned", "interrupted", "invalid", "unreadable"]
-)
-MAX_ID = 100
-MAX_DEPTH = 60
-"""Of JSON: deeper data is no record of ours, and would end in a RecursionError somewhere."""
 MAX_NUMBERS_PER_STEP = 2000
-MAX_SECONDS = 1e11
-"""Since the epoch."""
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that PostgreSQL cannot store: NUL and half a surrogate pair."""
-HINTS = (b"\\u0000", b"\\ud", b"\\uD")
-"""How JSON writes them; a body without these need not be searched."""
-TEXT_HINTS = tuple(hint.decode() for hint in HINTS)
 
 _lock = threading.RLock()
 _last_stamp = 0.0
@@ -100,218 +100,9 @@ def next_stamp() -> float:
         return _last_stamp
 
 
-# Bodies.
-
-
-def unpack(data: bytes, encoding: str, *, limit: int = MAX_BODY_BYTES) -> bytes:
-    """A request's body without its compression; a Refusal where it is larger than `limit` or no such stream."""
-    if encoding in ("", "identity"):
-        return data
-    if encoding != "gzip":
-        raise Refusal(415, f"Content-Encoding {encoding!r} is not known here; send gzip or plain JSON")
-    unpacker = zlib.decompressobj(wbits=31)
-    try:
-        # One byte more than allowed is asked for, never the whole: a bomb of a kilobyte unpacks to gigabytes.
-        plain = unpacker.decompress(data, limit + 1)
-    except zlib.error as exc:
-        raise Refusal(422, f"the body is no gzip stream: {exc}") from None
-    if len(plain) > limit:
-        raise Refusal(413, f"the body unpacks to more than {limit:,} bytes; send smaller batches")
-    if not unpacker.eof:
-        raise Refusal(422, "the gzip stream is cut short")
-    return plain
-
-
-def parse_body(data: bytes, encoding: str = "") -> JsonDict:
-    """The JSON object of a request; a Refusal where it is none."""
-    plain = unpack(data, encoding)
-    try:
-        body = json.loads(plain, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise Refusal(422, "the JSON is nested too deeply") from None
-    except (ValueError, UnicodeDecodeError) as exc:
-        raise Refusal(422, f"the body is no JSON: {exc}") from None
-    if not isinstance(body, dict):
-        raise Refusal(422, f"expected a JSON object, got {type(body).__name__}")
-    if any(hint in plain for hint in HINTS):
-        body = storable(body)
-    return body
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f'{text} is not JSON; send it as the string "{text}"')
-
-
-def storable(value: object, depth: int = 0) -> Any:
-    """The data with every character that a database cannot store replaced by U+FFFD."""
-    if depth > MAX_DEPTH:
-        raise Refusal(422, "the JSON is nested too deeply")
-    if isinstance(value, str):
-        return UNSTORABLE.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {storable(key): storable(item, depth + 1) for key, item in value.items()}
-    return [storable(item, depth + 1) for item in value] if isinstance(value, list) else value
-
-
-def finite(value: object) -> Any:
-    """Plain data as JSON columns take it: NaN and infinities as their words, tuples as lists."""
-    if isinstance(value, float):
-        return (
-            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        )
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def clean(value: object) -> Any:
-    """Plain data as a JSON column stores it: `finite` and `storable`. Most data is, and is only looked at."""
-    try:
-        text = json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
-        return storable(finite(value))
-    return storable(finite(value)) if any(hint in text for hint in TEXT_HINTS) else value
-
-
-# Fields. Each reader takes a value of a request and returns what the column takes, or raises ValueError.
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, got {type(value).__name__}")
-    return value
-
-
-def _name(value: object) -> str:
-    return _text(value)[:MAX_NAME]
-
-
-def _claim(value: object) -> str:
-    # A typed hypothesis is a mapping; the column has its claim, the config the whole.
-    return _text(value.get("claim", "") if isinstance(value, dict) else value)
-
-
-def _status(value: object) -> str:
-    if value not in STATUSES:
-        raise ValueError(f"{value!r} is no status; known: {', '.join(sorted(STATUSES))}")
-    return str(value)
-
-
-def _dict(value: object) -> JsonDict:
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, got {type(value).__name__}")
-    return value
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"expected a list, got {type(value).__name__}")
-    return value
-
-
-def _objects(value: object) -> list[JsonDict]:
-    return [_dict(item) for item in _list(value)]
-
-
-def _scores(value: object) -> list[JsonDict]:
-    """Pages format these numbers: a word among them would be an error on every page of the run."""
-    found = _objects(value)
-    for score in found:
-        for key in ("value", "low", "high"):
-            if score.get(key) is not None:
-                _any_number(score[key])
-        for key in ("n_tasks", "n_rollouts", "n_errors"):
-            if score.get(key) is not None:
-                _step(score[key])
-    return found
-
-
-def _checkpoints(value: object) -> list[JsonDict]:
-    return [{**one, "step": _step(one.get("step"))} for one in _objects(value)]
-
-
-def _number(value: object) -> float | None:
-    """None for what is not finite, where a column is only sorted by."""
-    found = _any_number(value)
-    return found if math.isfinite(found) else None
-
-
-def _any_number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"expected a number, got {type(value).__name__}")
-    try:
-        return wire.number(value)
-    except OverflowError:
-        raise ValueError("the number is too large") from None
-
-
-def _step(value: object) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_STEP:
-        raise ValueError(f"{value!r} is no step: a whole number, at most {MAX_STEP:,}")
-    return value
-
-
-def _id(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID or "/" in value:
-        raise ValueError(f"{str(value)[:120]!r} is no id: 1 to {MAX_ID} characters without a slash")
-    return value
-
-
-Readers = Mapping[str, Callable[[object], Any]]
-EXPERIMENT: Readers = {
-    "name": _name, "description": _text, "hypothesis": _claim, "status": _status, "tags": _list, "metadata": _dict,
-    "config": _dict, "parent_experiment_id": _name, "conclusion": _text, "best_score": _number, "record": _dict,
-    "notes": _objects, "figures": _dict, "problem": _text, "cost_usd": _number,
-}  # fmt: skip
-GENERATION: Readers = {
-    "name": _name, "recipe_kind": _name, "status": _status, "run_config": _dict, "metrics": _dict, "artifacts": _dict,
-    "checkpoints": _checkpoints, "error": _text, "conclusion": _text, "record": _dict, "log_tail": _text, "arm": _name,
-    "seed": _step,
-}  # fmt: skip
-EVAL: Readers = {
-    "name": _name, "split": _name, "stage": _name, "step": _step, "metrics": _dict, "scores": _scores,
-    "breakdown": _dict, "benchmark_id": _name, "error": _text, "seconds": _number,
-}  # fmt: skip
-SUITE: Readers = {"name": _name, "version": _name, "split": _name, "n_rows": _step, "sha256": _name,
-                  "lineage": _dict, "description": _text}  # fmt: skip
 FOLLOWED = ("source", "stamp", "created", "ended", "n_runs", "n_arms")
 NOT_SHOWN = frozenset(["field_times", "stamp"])
 """Columns whose change no page has to show."""
-NOT_STORED = frozenset(["id", "ts", "experiment_id", "generation_id"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFields:
-    """The fields of a request, checked."""
-
-    ts: float
-    known: JsonDict
-    """By column."""
-    extra: JsonDict = field(default_factory=dict)
-    """What has no column."""
-
-
-def read_fields(body: Mapping[str, Any], readers: Readers) -> ReadFields:
-    """Check a body; a Refusal names the field that is wrong."""
-    known = {key: read_field(readers[key], body, key) for key in body if key in readers and body[key] is not None}
-    extra = {key: value for key, value in body.items() if key not in readers and key not in NOT_STORED}
-    return ReadFields(ts=read_field(_any_number, body, "ts"), known=known, extra=extra)
-
-
-def read_field[T](reader: Callable[[object], T], body: Mapping[str, Any], key: str) -> T:
-    try:
-        return reader(body[key])
-    except KeyError:
-        raise Refusal(422, f"{key}: missing") from None
-    except ValueError as exc:
-        raise Refusal(422, f"{key}: {exc}") from None
-
-
-def id_in(body: Mapping[str, Any]) -> str:
-    """The id that a client gave a new record."""
-    return read_field(_id, body, "id")
 
 
 def apply_fields(row: Any, fields: ReadFields, *, extra_column: str) -> set[str]:
@@ -355,7 +146,12 @@ class FollowedColumns:
 
 
 def save_experiment(
-    project: Project, experiment_id: str, body: Mapping[str, Any], *, create: bool, own: FollowedColumns | None = None
+    project: Project,
+    experiment_id: str,
+    body: Mapping[str, object],
+    *,
+    create: bool,
+    own: FollowedColumns | None = None,
 ) -> ExperimentRow:
     """Create an experiment or set fields of one. `own`: of a followed folder, where 500 are read at the first start."""
     fields = read_fields(body, EXPERIMENT)
@@ -378,15 +174,21 @@ def save_experiment(
     return _store(row, changed, is_new)
 
 
-def save_generation(project: Project, generation_id: str, body: Mapping[str, Any], *, create: bool) -> GenerationRow:
+def save_generation(project: Project, generation_id: str, body: Mapping[str, object], *, create: bool) -> GenerationRow:
     """Create a run or set fields of one."""
     row = _find(GenerationRow, project, generation_id, create=create)
     is_new = row is None
     if row is None:
         if not create:
             raise Refusal(404, f"there is no run {generation_id!r} in this project")
-        ts = read_field(_any_number, body, "ts")
-        experiment = _experiment_for(project, read_field(_id, body, "experiment_id"), ts)
+        ts = read_field(read_number, body, "ts")
+        experiment_id = read_field(read_id, body, "experiment_id")
+        experiment = _find(ExperimentRow, project, experiment_id)
+        if experiment is None:
+            # A client sends its own lines before those that an earlier process left, so a run may arrive before its
+            # experiment: this row is filled when that arrives.
+            experiment = ExperimentRow(id=experiment_id, project=project, name=experiment_id, created=ts)
+            _store(experiment, set(), is_new=True)
         row = GenerationRow(id=generation_id, project=project, experiment=experiment, name=generation_id, created=ts)
     changed = _set_generation(row, body, is_start=create)
     _store(row, changed, is_new)
@@ -395,7 +197,18 @@ def save_generation(project: Project, generation_id: str, body: Mapping[str, Any
     return row
 
 
-def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str, Any]], *, are_new: bool) -> None:
+def drop_result(row: ExperimentRow) -> None:
+    """Take out what the row has from a record that can no longer be read: nothing of it counts."""
+    fresh = ExperimentRow()
+    for column in ("record", "conclusion", *OF_RECORD):
+        setattr(row, column, getattr(fresh, column))
+    for column in ("record", "conclusion"):
+        row.field_times.pop(column, None)
+    row.updated = next_stamp()
+    row.save()
+
+
+def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str, object]], *, are_new: bool) -> None:
     """Create the runs of an experiment, or set fields of them: by id, with `source` beside the fields of the wire. One
     statement for all where `save_generation` has nine for each. `are_new`: none is looked for."""
     stored = GenerationRow.objects.select_for_update(of=("self",))
@@ -404,14 +217,17 @@ def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str
     for generation_id, body in bodies.items():
         row = found.get(generation_id)
         if row is None:
-            ts = read_field(_any_number, body, "ts")
+            ts = read_field(read_number, body, "ts")
             row = GenerationRow(
                 id=generation_id, project=experiment.project, experiment=experiment, name=generation_id, created=ts
             )
             new.append(row)
         elif row.project_id != experiment.project_id:
             raise Refusal(409, f"the id {generation_id!r} is taken; make a new one")
+        ended = row.ended
         changed = _set_generation(row, {key: body[key] for key in body if key != "source"}, is_start=True)
+        # When a run ended is in its record (`follow`), and not when this was read.
+        row.ended = ended if row.record and row.status != "running" else None
         if row.source != body["source"]:
             row.source = body["source"]
             changed.add("source")
@@ -424,16 +240,27 @@ def save_generations(experiment: ExperimentRow, bodies: Mapping[str, Mapping[str
         _count_runs(experiment.pk)
 
 
-def _set_generation(row: GenerationRow, body: Mapping[str, Any], *, is_start: bool) -> set[str]:
+def _set_generation(row: GenerationRow, body: Mapping[str, object], *, is_start: bool) -> set[str]:
     """Set the fields of a request; returns the columns that changed."""
     checkpoint = body.get("last_checkpoint")
     fields = read_fields({key: value for key, value in body.items() if key != "last_checkpoint"}, GENERATION)
     changed = apply_fields(row, fields, extra_column="extra")
     changed |= _note_times(row, fields, is_start=is_start)
     if checkpoint is not None:
-        changed |= _add_checkpoint(row, checkpoint)
+        entry = read_field(read_dict, {"last_checkpoint": checkpoint}, "last_checkpoint")
+        step = read_field(read_step, entry, "step")
+        # By step, so that a checkpoint that is sent again, or late, stands once and in order.
+        known = {one["step"]: one for one in row.checkpoints}
+        known[step] = {**known.get(step, {}), **entry, "step": step}
+        found = [known[key] for key in sorted(known)]
+        if found != row.checkpoints:
+            row.checkpoints = found
+            changed.add("checkpoints")
     if changed & {"name", "run_config"}:
-        _name_arm(row)
+        seed = row.run_config.get("seed", row.seed)
+        row.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) and abs(seed) < 2**63 else None
+        if "arm" not in row.field_times:  # not said by the client, so by the name of the run: `<arm>__s<seed>`
+            row.arm = row.name.removesuffix(f"__s{row.seed}")
         changed |= {"arm", "seed"}
     return changed
 
@@ -447,16 +274,6 @@ def _find[T: models.Model](kind: type[T], project: Project, identifier: str, *, 
     if create:
         raise Refusal(409, f"the id {identifier!r} is taken; make a new one")
     return None
-
-
-def _experiment_for(project: Project, experiment_id: str, ts: float) -> ExperimentRow:
-    """The experiment of a run. A client sends its own lines before those that an earlier process left, so a run may
-    arrive before its experiment: the row is then made, and filled when that arrives."""
-    found = _find(ExperimentRow, project, experiment_id)
-    if found is None:
-        found = ExperimentRow(id=experiment_id, project=project, name=experiment_id, created=ts)
-        _store(found, set(), is_new=True)
-    return found
 
 
 def _note_times(row: Any, fields: ReadFields, *, is_start: bool) -> set[str]:
@@ -482,31 +299,12 @@ def _store[T: models.Model](row: T, changed: set[str], is_new: bool) -> T:
     return row
 
 
-def _name_arm(row: GenerationRow) -> None:
-    """Arm and seed of a run, from its settings and its name (`<arm>__s<seed>`)."""
-    seed = row.run_config.get("seed", row.seed)
-    row.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) and abs(seed) < 2**63 else None
-    if "arm" not in row.field_times:
-        row.arm = row.name.removesuffix(f"__s{row.seed}")
-
-
 def _name_arms(experiment: ExperimentRow) -> None:
     """Arms of runs as the experiment's record has them, which no name can contradict."""
     record = record_of(experiment)
     for arm, runs in record.runs_of() if record else ():
         ids = [wire.derived_id("generation", experiment.pk, run.run_id) for run in runs]
         GenerationRow.objects.filter(pk__in=ids, experiment=experiment).exclude(arm=arm.arm).update(arm=arm.arm)
-
-
-def _add_checkpoint(row: GenerationRow, checkpoint: object) -> set[str]:
-    entry = read_field(_dict, {"last_checkpoint": checkpoint}, "last_checkpoint")
-    step = read_field(_step, entry, "step")
-    known = {one["step"]: one for one in row.checkpoints}
-    found = [{**known, step: {**known.get(step, {}), **entry, "step": step}}[key] for key in sorted({*known, step})]
-    if found == row.checkpoints:
-        return set()
-    row.checkpoints = found
-    return {"checkpoints"}
 
 
 def _count_runs(experiment_id: str) -> None:
@@ -526,11 +324,11 @@ def generation_of(project: Project, generation_id: str) -> GenerationRow:
 
 
 def save_eval(
-    project: Project, generation: GenerationRow, body: Mapping[str, Any], *, may_replace: bool = True
+    project: Project, generation: GenerationRow, body: Mapping[str, object], *, may_replace: bool = True
 ) -> EvalRow:
     """Create an evaluation, or overwrite it by a newer one with its id. Without `may_replace` one with other content is
     a Refusal: an agent's key may not improve the scores it is judged by."""
-    identifier, fields = read_field(_id, body, "id"), read_fields(body, EVAL)
+    identifier, fields = read_field(read_id, body, "id"), read_fields(body, EVAL)
     row = _find(EvalRow, project, identifier)
     if row is not None and not may_replace:
         # A replay of what is stored is no change: clients send again what they are not sure has arrived.
@@ -564,9 +362,9 @@ def save_eval(
     return row
 
 
-def save_benchmark(project: Project, body: Mapping[str, Any]) -> SuiteVersion:
+def save_benchmark(project: Project, body: Mapping[str, object]) -> SuiteVersion:
     """Record a suite that evaluations refer to. Rows that were uploaded for it stay."""
-    identifier, fields = read_field(_id, body, "id"), read_fields(body, SUITE)
+    identifier, fields = read_field(read_id, body, "id"), read_fields(body, SUITE)
     if SuiteVersion.objects.filter(pk=identifier).exclude(project=project).exists():
         # Clients derive the id from names that can be guessed. "Taken" would tell that another project has the suite.
         identifier = wire.derived_id("benchmark", project.pk, identifier)
@@ -595,42 +393,35 @@ class StepBatch:
     last_step: int
 
 
-def read_steps(generation_id: str, body: Mapping[str, Any]) -> StepBatch:
+def read_steps(generation_id: str, body: Mapping[str, object]) -> StepBatch:
     """Check a batch of steps: `{"steps": [{"step", "ts", "metrics"}]}`, or one such item."""
     curves: dict[str, StepValues] = {}
     last = -MAX_STEP
-    items = read_field(_list, body, "steps") if "steps" in body else [body]
+    items = read_field(read_list, body, "steps") if "steps" in body else [body]
     # This loop decides how many points a second the server takes: the usual values are seen without a call.
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(422, f"steps: expected objects, got {type(item).__name__}")
         step, ts, metrics = item.get("step"), item.get("ts"), item.get("metrics")
         if type(step) is not int or not -MAX_STEP <= step <= MAX_STEP:
-            step = read_field(_step, item, "step")
+            step = read_field(read_step, item, "step")
         if type(ts) is not float or not 0 <= ts < MAX_SECONDS:
-            ts = read_field(_finite_time, item, "ts")
+            ts = read_field(read_time, item, "ts")
         if type(metrics) is not dict:
-            metrics = read_field(_dict, item, "metrics")
+            metrics = read_field(read_dict, item, "metrics")
         if len(metrics) > MAX_NUMBERS_PER_STEP:
             raise Refusal(422, f"step {step} has {len(metrics):,} numbers; at most {MAX_NUMBERS_PER_STEP:,}")
         if step > last:
             last = step
         ts = int(ts * 1000)
         for name, value in metrics.items():
-            number = value if type(value) is float else read_field(_any_number, metrics, name)
+            number = value if type(value) is float else read_field(read_number, metrics, name)
             values = curves.get(name)
             if values is None:
                 values = curves.setdefault(name[:MAX_NAME], {})
             if step not in values or values[step][1] <= ts:
                 values[step] = (number, ts)
     return StepBatch(generation_id=generation_id, curves=curves, last_step=last)
-
-
-def _finite_time(value: object) -> float:
-    found = _any_number(value)
-    if not 0 <= found < MAX_SECONDS:
-        raise ValueError(f"{value!r} is no time in seconds since the epoch")
-    return found
 
 
 UPDATE_RUN = """UPDATE dashboard_generation SET heartbeat = %s, updated = %s,
@@ -680,30 +471,30 @@ class ReadPrediction:
     created: float
 
 
-def read_predictions(project: Project, generation_id: str, body: Mapping[str, Any]) -> list[ReadPrediction]:
+def read_predictions(project: Project, generation_id: str, body: Mapping[str, object]) -> list[ReadPrediction]:
     """Check a batch of rollouts: `{"predictions": [{...}]}`, or one."""
-    items = read_field(_list, body, "predictions") if "predictions" in body else [body]
+    items = read_field(read_list, body, "predictions") if "predictions" in body else [body]
     found: dict[str, ReadPrediction] = {}
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(422, f"predictions: expected objects, got {type(item).__name__}")
         given = {key: value for key, value in item.items() if value is not None}
-        reward = read_field(_any_number, given, "reward") if "reward" in given else None
+        reward = read_field(read_number, given, "reward") if "reward" in given else None
         is_finite = reward is not None and math.isfinite(reward)
         rest = {key: value for key, value in given.items() if key not in OF_PREDICTION}
         if reward is not None and not is_finite:
             rest["reward"] = finite(reward)
         row = ReadPrediction(
-            read_field(_id, given, "id"),
+            read_field(read_id, given, "id"),
             project.pk,
             generation_id,
-            read_field(_id, given, "eval_run_id") if "eval_run_id" in given else None,
+            read_field(read_id, given, "eval_run_id") if "eval_run_id" in given else None,
             str(given.get("task_id", ""))[:MAX_NAME],
             reward if is_finite else None,
             str(given.get("status", ""))[:20],
-            read_field(_text, given, "completion") if "completion" in given else "",
+            read_field(read_text, given, "completion") if "completion" in given else "",
             json.dumps(rest),
-            read_field(_finite_time, given, "ts"),
+            read_field(read_time, given, "ts"),
         )
         if row.id not in found or found[row.id].created <= row.created:
             found[row.id] = row

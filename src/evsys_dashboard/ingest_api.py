@@ -16,17 +16,18 @@ from django.urls import path
 from evsys_dashboard import auth, ingest
 from evsys_dashboard.auth import Refusal
 from evsys_dashboard.models import ApiKey
+from evsys_dashboard.request_body import JsonDict, id_in, parse_body
 from evsys_sdk.record.dashboard.wire import API_PREFIX
 
 ROOT = f"{API_PREFIX.removeprefix('/')}/sdk"
 
 
-def _write(request: HttpRequest, method: str, save: Callable[[ApiKey, ingest.JsonDict], Model]) -> HttpResponse:
+def _write(request: HttpRequest, method: str, save: Callable[[ApiKey, JsonDict], Model]) -> HttpResponse:
     """Check the key and the body, and save it; answered after the commit."""
     if request.method != method:
         raise Refusal(405, f"{request.method} is not possible here; use {method}")
     key = auth.key_for(request, "write")
-    body = ingest.parse_body(request.body, request.headers.get("Content-Encoding", ""))
+    body = parse_body(request.body, request.headers.get("Content-Encoding", ""))
     try:
         with ingest.writing():
             row = save(key, body)
@@ -37,15 +38,15 @@ def _write(request: HttpRequest, method: str, save: Callable[[ApiKey, ingest.Jso
 
 @auth.api
 def experiments(request: HttpRequest) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
-        return ingest.save_experiment(key.project, ingest.id_in(body), body, create=True)
+    def save(key: ApiKey, body: JsonDict) -> Model:
+        return ingest.save_experiment(key.project, id_in(body), body, create=True)
 
     return _write(request, "POST", save)
 
 
 @auth.api
 def experiment(request: HttpRequest, experiment_id: str) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
+    def save(key: ApiKey, body: JsonDict) -> Model:
         return ingest.save_experiment(key.project, experiment_id, body, create=False)
 
     return _write(request, "PATCH", save)
@@ -53,15 +54,15 @@ def experiment(request: HttpRequest, experiment_id: str) -> HttpResponse:
 
 @auth.api
 def generations(request: HttpRequest) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
-        return ingest.save_generation(key.project, ingest.id_in(body), body, create=True)
+    def save(key: ApiKey, body: JsonDict) -> Model:
+        return ingest.save_generation(key.project, id_in(body), body, create=True)
 
     return _write(request, "POST", save)
 
 
 @auth.api
 def generation(request: HttpRequest, generation_id: str) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
+    def save(key: ApiKey, body: JsonDict) -> Model:
         return ingest.save_generation(key.project, generation_id, body, create=False)
 
     return _write(request, "PATCH", save)
@@ -69,7 +70,8 @@ def generation(request: HttpRequest, generation_id: str) -> HttpResponse:
 
 @auth.api
 def evals(request: HttpRequest, generation_id: str) -> HttpResponse:
-    def save(key: ApiKey, body: ingest.JsonDict) -> Model:
+    def save(key: ApiKey, body: JsonDict) -> Model:
+        # Scores are what an agent is judged by: it may add evaluations and change none.
         may_replace = key.scope != ApiKey.Scope.AGENT
         run = ingest.generation_of(key.project, generation_id)
         return ingest.save_eval(key.project, run, body, may_replace=may_replace)

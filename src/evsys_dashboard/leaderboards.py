@@ -211,11 +211,13 @@ def study_of(project: Project) -> Study:
     with_result = ExperimentRow.objects.filter(
         project=project, status__in=("completed", "partial", "invalid"), record__isnull=False
     )
+    # Every change moves `updated` forward, and a deletion changes the count: what has both alike is the same data.
     state = with_result.aggregate(total=Count("id"), newest=Max("updated"))
     with _lock:
         kept = _studies.get(project.id)
     if kept is not None and kept[0] == state:
         return kept[1]
+    # Outside the lock: two visits at once may both make it, but none waits for the study of another project.
     study = _make_study(with_result, state["total"])
     with _lock:
         _studies[project.id] = (state, study)
@@ -266,6 +268,7 @@ def _read(record: object, updated: float) -> _Read:
         digest = digest_of(record)  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return _Read(updated=updated, digest=None)
+    # With 2,500 of them in memory, the sketches and conclusions would be most of it.
     small = replace(digest, sketches={}, conclusion="", warnings=[], setup={}, untrained={}, untrained_marks={})
     result = record.get("hypothesis_result") if isinstance(record, dict) else None
     result = result if isinstance(result, dict) else {}
@@ -348,7 +351,8 @@ def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportanc
         values = [arm.settings.get(key) for arm in arms]
         # Two settings that split the arms in the same way are one to the statistics.
         numbers: dict[object, int] = {}
-        split = tuple(numbers.setdefault(_hashable(value), len(numbers)) for value in values)
+        # Told apart by type and text: True is not 1 here, and a list may be a value.
+        split = tuple(numbers.setdefault((type(value), repr(value)), len(numbers)) for value in values)
         if len(numbers) > 1 and (_are_numbers(values) or len(numbers) <= min(MOST_VALUES, n // 2)):
             groups.setdefault(split, []).append(key)
     found = []
@@ -381,12 +385,8 @@ def rank_settings(arms: Sequence[ScoredArm], mode: str) -> list[SettingImportanc
                 best=max(scores, key=lambda text: sign * fmean(scores[text])),
             )
         )
+    # By name where two explain as much, so that the order does not change between visits.
     return sorted(found, key=lambda one: (-one.explained, one.setting))
-
-
-def _hashable(value: object) -> object:
-    """True is not 1 here, and a list may be a value."""
-    return (type(value).__name__, value if isinstance(value, int | float | str | None) else repr(value))
 
 
 def _are_numbers(values: Sequence[object]) -> bool:

@@ -55,6 +55,7 @@ class ApiKey(models.Model):
     sha256 = models.CharField(max_length=64, unique=True)
     scope = models.CharField(max_length=10, choices=Scope.choices, default=Scope.WRITE)
     created = models.FloatField()
+    # A key works on when the account that made it is deleted: training jobs use it.
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
     last_used = models.FloatField(null=True)
     revoked = models.FloatField(null=True)
@@ -135,6 +136,7 @@ class ExperimentRow(models.Model):
 
     class Meta:
         db_table = "dashboard_experiment"
+        # The order of every list: newest first within a project.
         indexes: ClassVar = [models.Index(fields=["project", "-created"], name="experiment_newest")]
 
 

@@ -46,6 +46,8 @@ UPSERT_POSTGRESQL = (
     "SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::smallint[], %s::float8[], %s::bigint[])" + ON_CONFLICT
 )
 
+POINTS_RANGE = "SELECT count(*), min(value), max(value) FROM dashboard_point WHERE key_id = %s"
+LAST_POINT = "SELECT step, kind, value FROM dashboard_point WHERE key_id = %s ORDER BY step DESC LIMIT 1"
 UPDATE_KEY = """UPDATE dashboard_metrickey SET n = %s, last_step = %s, last = %s, last_kind = %s, low = %s, high = %s
     WHERE id = %s"""
 
@@ -111,6 +113,7 @@ def write_points(curves: Mapping[CurveId, StepValues]) -> set[str]:
         if key.last_step is None or min(values) > key.last_step:
             # The usual case: the curve grows at its end, so nothing of the old summary can be wrong.
             fresh += rows
+            # NaN and infinity would stay for ever in a lowest or highest value.
             finite = [value for value, _ in values.values() if math.isfinite(value)]
             key.n += len(values)
             key.last_step = max(values)
@@ -121,7 +124,12 @@ def write_points(curves: Mapping[CurveId, StepValues]) -> set[str]:
                 key.high = max(finite) if key.high is None else max(key.high, *finite)
             changed.append(key)
         elif _upsert(rows):
-            _summarize(key)
+            # A step was written again or late: the summary anew, from the points.
+            with connection.cursor() as cursor:
+                cursor.execute(POINTS_RANGE, [key.pk])
+                key.n, key.low, key.high = cursor.fetchone()
+                cursor.execute(LAST_POINT, [key.pk])
+                key.last_step, key.last_kind, key.last = cursor.fetchone()
             changed.append(key)
     _upsert(fresh)
     if changed:
@@ -153,16 +161,6 @@ def _upsert(rows: list[PointRow]) -> int:
             statement = UPSERT_SQLITE if len(part) == ROWS_AT_ONCE else _upsert_sqlite(len(part))
             changed += connection.connection.execute(statement, list(chain.from_iterable(part))).rowcount
     return changed
-
-
-def _summarize(key: MetricKey) -> None:
-    """The summary anew, from the points."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*), min(value), max(value) FROM dashboard_point WHERE key_id = %s", [key.pk])
-        key.n, key.low, key.high = cursor.fetchone()
-        last = "SELECT step, kind, value FROM dashboard_point WHERE key_id = %s ORDER BY step DESC LIMIT 1"
-        cursor.execute(last, [key.pk])
-        key.last_step, key.last_kind, key.last = cursor.fetchone()
 
 
 def curve(key_id: int, first: int | None = None, last: int | None = None, width: int = 1000) -> Curve:

@@ -176,11 +176,13 @@ def read_transcript(row: PredictionRow) -> Transcript:
     if not asked and metadata.get("prompt"):
         asked = [ShownMessage(role="user", text=plain_text(metadata["prompt"]))]
     said = [_message(one, "assistant") for one in _list(body.get("turns"))]
+    # A client may send the answer alone, without the turns that led to it.
     if not said and row.completion:
         said = [ShownMessage(role="assistant", text=row.completion, tool_calls=list(calls_in(row.completion)))]
     expected = question.get("expected", body.get("expected", metadata.get("target")))
     verifier = metadata.pop("verifier", None) or body.get("verifier")
     told = _mapping(verifier) if isinstance(verifier, Mapping) else {"verifier": verifier} if verifier else {}
+    # What the turns counted; a client that sends no turns may say the number itself.
     counts = [message.n_tokens for message in said if message.n_tokens is not None]
     written = sum(counts) if counts else _whole(metadata.get("n_output_tokens"))
     for shown_elsewhere in ("prompt", "target"):

@@ -23,6 +23,7 @@ def axis_range(values: Iterable[float], *, is_share: bool) -> tuple[float, float
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     margin = 0.06 * (high - low) or max(0.05, 0.1 * abs(high))
     low, high = low - margin, high + margin
+    # The margin must not suggest scores below 0 or above 1.
     return (max(0.0, low), min(1.0, high)) if is_share and high > 0 and low < 1 else (low, high)
 
 
@@ -43,6 +44,7 @@ def score_plot(points: Sequence[ScorePoint], *, title: str, is_share: bool = Fal
     low, high = axis_range(values, is_share=is_share)
     steps = [point.step for point in points]
     begin, end = (min(steps), max(steps)) if steps else (0, 1)
+    # A single step stands in the middle of an axis that has some width.
     begin, end = (begin - 1, end + 1) if begin == end else (begin, end)
 
     def x(step: float) -> float:

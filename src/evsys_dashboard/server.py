@@ -57,21 +57,18 @@ def names_of(host: str, public_url: str = "") -> tuple[str, ...]:
     """The Host headers that a server at this address is reached by."""
     names = [*LOOPBACK_HOSTS, f"[{host}]" if ":" in host else host]
     if host in ("0.0.0.0", "::"):
-        names += [socket.gethostname(), socket.getfqdn(), *(f"[{one}]" if ":" in one else one for one in _addresses())]
+        # Addresses of this machine, as far as its name and its default route give them.
+        found = []
+        with suppress(OSError):  # a machine whose name has no address
+            found += [str(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None)]
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent: the kernel only says which address it would send from
+            found.append(probe.getsockname()[0])
+        addresses = [address.partition("%")[0] for address in found]  # without the zone of an IPv6 address
+        names += [socket.gethostname(), socket.getfqdn(), *(f"[{one}]" if ":" in one else one for one in addresses)]
     if public_url:
         names.append(urlsplit(public_url).hostname or "")
     return tuple(dict.fromkeys(name.lower() for name in names if name))
-
-
-def _addresses() -> list[str]:
-    """Addresses of this machine, as far as its name and its default route give them."""
-    found = []
-    with suppress(OSError):  # a machine whose name has no address
-        found += [str(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None)]
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # nothing is sent: the kernel only says which address it would send from
-        found.append(probe.getsockname()[0])
-    return [address.partition("%")[0] for address in found]
 
 
 def listen(host: str, port: int | None) -> socket.socket:

@@ -17,6 +17,8 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 """Of a request, as it comes and unpacked. A batch of a client has about 2 MB; a record with figures may have more."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
+# Texts of models, tasks and strangers stand on these pages. Should an escape be missing, the browser still runs no
+# script of theirs and asks no other host for anything.
 SECURE_CSP: dict[str, list[str]] = {
     "default-src": ["'none'"],
     "script-src": ["'self'"],
@@ -78,6 +80,7 @@ def database_settings(url: str) -> dict[str, object]:
         "HOST": parts.hostname or "",
         "PORT": str(parts.port or ""),
         "OPTIONS": dict(parse_qsl(parts.query)),
+        # A PostgreSQL that was restarted leaves dead connections: each is tried before a request uses it.
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,
     }
@@ -126,6 +129,7 @@ def django_settings(options: ServerOptions) -> Mapping[str, object]:
         "USE_TZ": True,
         "TIME_ZONE": "UTC",
         "USE_I18N": False,
+        # A redirect to the path with a slash would lose the body of a client's POST.
         "APPEND_SLASH": False,
         "LOGIN_URL": "/login",
         "SECURE_CSP": SECURE_CSP,
@@ -139,7 +143,9 @@ def django_settings(options: ServerOptions) -> Mapping[str, object]:
         "CSRF_COOKIE_SECURE": options.is_https,
         "CSRF_COOKIE_SAMESITE": "Lax",
         "CSRF_TRUSTED_ORIGINS": [options.public_url] if options.public_url else [],
+        # Scrypt needs memory to guess (RFC 7914) and no package beside the standard library.
         "PASSWORD_HASHERS": ["django.contrib.auth.hashers.ScryptPasswordHasher"],
+        # Django's own limit of 2.5 MB would refuse a batch of rollouts.
         "DATA_UPLOAD_MAX_MEMORY_SIZE": MAX_BODY_BYTES,
         "EVSYS_IS_LOCAL": options.is_local,
         "LOGGING_CONFIG": None,

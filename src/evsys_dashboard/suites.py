@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from evsys_dashboard import auth, ingest
 from evsys_dashboard.auth import Refusal, Visitor
 from evsys_dashboard.models import TEST, Project, SuiteRow, SuiteVersion
+from evsys_dashboard.request_body import parse_body, unpack
 from evsys_sdk.data.manifest import check_name, mint_id, slug
 from evsys_sdk.data.remote import SUITES_PATH
 from evsys_sdk.errors import WorkspaceError
@@ -92,9 +93,16 @@ def announce(project: Project, given: SuiteAnnouncement) -> tuple[SuiteVersion, 
     if suite is None:
         suite = SuiteVersion(pk=identifier, project=project, kind=given.kind, name=given.name, sha256=given.sha256)
     elif suite.complete:
-        _set_split(suite, given.split)
+        # A stored version may become a test split and never stops being one, or its rows could be read by that way.
+        if given.split and given.split != suite.split:
+            if suite.split == TEST:
+                raise Refusal(
+                    409, f"{reference_of(suite)} is stored as a test split and stays one; upload under another name"
+                )
+            suite.split = given.split
+            suite.save(update_fields=["split"])
         return suite, "unchanged"
-    split = TEST if suite.split == TEST else given.split  # as in `_set_split`, also while the rows arrive
+    split = TEST if suite.split == TEST else given.split  # a test split stays one, also while the rows arrive
     if suite.n_rows not in (None, given.n_rows):  # of the same content there is one number of rows
         suite.rows.all().delete()
     suite.n_rows, suite.split, suite.lineage = given.n_rows, split, given.lineage
@@ -102,16 +110,6 @@ def announce(project: Project, given: SuiteAnnouncement) -> tuple[SuiteVersion, 
     suite.fields = {UPLOADING: True, "version": given.version}
     suite.save()
     return suite, "uploading"
-
-
-def _set_split(suite: SuiteVersion, split: str) -> None:
-    """A stored version may become a test split; it never stops being one, or its rows could be read by that way."""
-    if not split or split == suite.split:
-        return
-    if suite.split == TEST:
-        raise Refusal(409, f"{reference_of(suite)} is stored as a test split and stays one; upload under another name")
-    suite.split = split
-    suite.save(update_fields=["split"])
 
 
 def add_rows(suite: SuiteVersion, first: int, data: bytes) -> int:
@@ -160,6 +158,7 @@ def complete(suite: SuiteVersion) -> tuple[SuiteVersion, Status]:
     """Make the rows a version, if they are as announced; else delete them."""
     if suite.complete:
         return suite, "unchanged"
+    # Hashed from what is stored, not from what was sent: it is the stored rows that later runs read.
     digest, rows, size = hashlib.sha256(), 0, 0
     for line in stored_lines(suite):
         digest.update(line)
@@ -199,6 +198,7 @@ def find_suite(project: Project, ref: str, kind: str | None = None) -> SuiteVers
         for one in suites.filter(complete=True, version=str(int(marks[1])), sha256__startswith=marks[2]):
             if reference_of(one) == ref:
                 return one
+    # Versions are numbers in a text column: 10 comes after 9 only as a number.
     named = sorted(suites.filter(complete=True, name=ref), key=lambda one: int(one.version))
     found = named[-1] if named else suites.filter(pk=ref).first()
     if found is None or found.fields.get(UPLOADING):
@@ -251,6 +251,7 @@ def page_of_rows(suite: SuiteVersion, first: int, limit: int) -> dict[str, Any]:
     if suite.complete:
         window = suite.rows.filter(number__gte=first, number__lt=first + limit).order_by("number")
         for text in window.values_list("text", flat=True).iterator(chunk_size=200):
+            # At least one row, whatever its size, or a reader would ask for the same page for ever.
             size += len(text)
             if texts and size > MAX_PAGE_BYTES:
                 break
@@ -282,7 +283,7 @@ def uploads(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         raise Refusal(405, f"{request.method} is not possible here; use POST")
     project = auth.key_for(request, "write").project
-    body = ingest.parse_body(request.body, request.headers.get("Content-Encoding", ""))
+    body = parse_body(request.body, request.headers.get("Content-Encoding", ""))
     try:
         given = SuiteAnnouncement.model_validate(body)
     except ValidationError as exc:
@@ -304,7 +305,7 @@ def upload_rows(request: HttpRequest, suite_id: str) -> HttpResponse:
         return _answer(suite, "unchanged")
     if not suite.fields.get(UPLOADING):
         raise Refusal(409, f"{suite_id!r} is no upload; announce it first")
-    data = ingest.unpack(request.body, request.headers.get("Content-Encoding", ""))
+    data = unpack(request.body, request.headers.get("Content-Encoding", ""))
     with ingest.writing():
         add_rows(suite, first, data)
     return _answer(suite, "uploading")

@@ -13,7 +13,7 @@ from typing import Any
 from evsys_dashboard.models import EvalRow, ExperimentRow, MetricKey
 from evsys_dashboard.points import curve
 from evsys_sdk.history.digest import ArmDigest, Digest, digest_of
-from evsys_sdk.record.models import ExperimentRecord, JudgedArm, RecordedRun
+from evsys_sdk.record.models import ExperimentRecord, JudgedArm
 from evsys_sdk.report.setup import setup_of
 from evsys_sdk.score_names import AmbiguousName, resolve, score_key
 
@@ -24,6 +24,9 @@ VS_UNTRAINED = {
     "worse": "worse than untrained",
     "undecided": "no clear difference from untrained",
 }
+OF_RECORD = ("verdict", "best_arm", "best_value", "best_low", "best_high", "training_mark", "standing", "n_tasks",
+             "n_seeds", "n_errors", "seconds", "spark")  # fmt: skip
+"""Columns that only a record fills, but for `spark`."""
 NOT_A_RECORD = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 """What reading a record of another program may raise."""
 
@@ -137,18 +140,17 @@ def _spark(row: ExperimentRow, record: ExperimentRecord, digest: Digest, top: Ar
     if arm is None:
         return {}
     runs = next((runs for found, runs in record.runs_of() if found.arm == arm.arm), [])
+    keys = set(digest.measured)
+    found = [
+        (one.step, score.value)
+        for run in runs
+        for one in run.evals
+        for score in one.scores
+        if one.step is not None and score.value is not None and score_key(one.split, one.name, score.metric) in keys
+    ]
     # A mean over seeds for each step; one point would be no line.
-    scores = _means(_scores_by_step(runs, set(digest.measured)))
+    scores = _means(found)
     return _trend(digest.metric or "score", scores) if len(scores) > 1 else _loss_spark(row, arm.arm)
-
-
-def _scores_by_step(runs: Iterable[RecordedRun], keys: set[str]) -> Iterable[tuple[int, float]]:
-    for run in runs:
-        for one in run.evals:
-            for score in one.scores:
-                key = score_key(one.split, one.name, score.metric)
-                if one.step is not None and score.value is not None and key in keys:
-                    yield one.step, score.value
 
 
 def _means(found: Iterable[tuple[int, float]]) -> list[float]:

@@ -57,6 +57,7 @@ class Scale:
     def __call__(self, value: float) -> float:
         low, high, at = self.low, self.high, value
         if self.is_log:
+            # 5e-324 is the smallest float above 0: a zero on a logarithmic axis stands at its low end.
             low, high, at = math.log10(low), math.log10(high), math.log10(max(value, 5e-324))
         share = 0.5 if high == low else (at - low) / (high - low)
         return self.start + share * (self.end - self.start)
@@ -72,8 +73,10 @@ class Scale:
             return [self.low]
         rough = width / n
         size = 10 ** math.floor(math.log10(rough))
+        # The next of 1, 2, 2.5, 5 times a power of ten, so that labels are short; 0.999 forgives rounding.
         step = next((size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999), rough)
         first = math.ceil(self.low / step - 1e-9)
+        # Adding 0.0 makes -0.0 a plain 0.
         return [round(number * step, 12) + 0.0 for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 

@@ -69,6 +69,7 @@ def duration(seconds: float | None) -> str:
     for size, unit in ((86400.0, "d"), (3600.0, "h")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
+    # Minutes from 90 s on: below, a rounded minute would hide up to a third of the time.
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2g} s"
 
 
@@ -92,6 +93,7 @@ def size(n_bytes: int | None) -> str:
     if n_bytes is None:
         return ""
     value, unit = float(n_bytes), "B"
+    # Powers of 1,000 (SI), as disks and networks count.
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":
             break

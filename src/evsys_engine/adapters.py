@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ from evsys_engine.types import (
     ModelInfo,
     TrainingDatum,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # What an adapter trains: low-rank pairs over the shared base, or a copy of the whole model.
 #
@@ -69,14 +72,14 @@ class TrainableWeights(Protocol):
         ...
 
 
-def new_weights(model: Any, settings: LoraSettings) -> TrainableWeights:
+def new_weights(model: PreTrainedModel, settings: LoraSettings) -> TrainableWeights:
     return LoraWeights(model, settings) if settings.rank else FullWeights(model)
 
 
 class LoraWeights:
     """Pairs over the frozen base, which is shared with every other adapter."""
 
-    def __init__(self, model: Any, settings: LoraSettings):
+    def __init__(self, model: PreTrainedModel, settings: LoraSettings):
         self._model, self._head = model, model.get_output_embeddings()
         self.pairs = new_pairs(model, settings)
         names = {id(module): name for name, module in model.named_modules()}
@@ -105,7 +108,7 @@ class LoraWeights:
 class FullWeights:
     """A copy of the model, all of it trainable; for small models."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: PreTrainedModel):
         self.model = copy.deepcopy(model).requires_grad_()
         self._head = self.model.get_output_embeddings()
         self._own = dict(self.model.named_parameters())
@@ -145,8 +148,8 @@ class FullWeights:
 class Shared:
     """What all adapters of one engine have in common."""
 
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     info: ModelInfo
     lock: FairLock
     limits: ComputeLimits

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from transformers.masking_utils import sdpa_mask
 from evsys_engine.losses import get_loss
 from evsys_engine.types import Array, BadRequest, ModelInfo, TrainingDatum
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 # Attention over sequences that lie end to end in one row.
 #
 # In: a Hugging Face decoder and packed tokens. Out: its hidden states, as if each sequence had been alone. Every
@@ -33,7 +36,7 @@ from evsys_engine.types import Array, BadRequest, ModelInfo, TrainingDatum
 NAME = "evsys_packed"
 
 
-def install(model: Any) -> None:
+def install(model: PreTrainedModel) -> None:
     """Let `model` understand `packed_lengths`."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 
 from evsys_engine.merging import MergedWeights, Product, product
 from evsys_engine.types import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # A fast decoder for models of the Llama family, with fixed weights.
 #
@@ -48,7 +51,7 @@ Attend = Callable[[int, Tensor], Tensor]
 """`attend(layer, qkv [tokens, heads, size]) -> [tokens, query heads * size]`."""
 
 
-def is_supported(model: Any) -> bool:
+def is_supported(model: PreTrainedModel) -> bool:
     """Does this decoder compute what the model computes? If not, the model's own forward is used."""
     config = model.config
     kinds = getattr(config, "layer_types", None)
@@ -158,7 +161,7 @@ class Prefilled:
 class LlamaDecoder:
     """One snapshot of weights, ready to decode."""
 
-    def __init__(self, model: Any, weights: MergedWeights):
+    def __init__(self, model: PreTrainedModel, weights: MergedWeights):
         config = model.config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // self.heads
@@ -387,7 +390,7 @@ class ModelPrefilled:
 class ModelDecoder:
     """A model and what is to be put in the place of its parameters."""
 
-    def __init__(self, model: Any, replaced: Mapping[str, Tensor]):
+    def __init__(self, model: PreTrainedModel, replaced: Mapping[str, Tensor]):
         self._model, self._replaced = model, replaced
         self._accepts = set(inspect.signature(type(model).forward).parameters)
         self.device = model.device

@@ -30,6 +30,8 @@ from evsys_engine.losses import LOSSES
 from evsys_engine.types import BadRequest, EngineError, LoraSettings, ModelInfo
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from evsys_engine.scheduler import BatchSampler
 
 PROBE = [5, 3]
@@ -71,8 +73,8 @@ class Engine:
         share_one_heap()
         where = choose_device(device)
         precision = choose_dtype(dtype, where)
-        model, tokenizer = _read(Path(model_dir), precision)
-        model.to(where).requires_grad_(False).eval()
+        model, tokenizer = _read(Path(model_dir), precision, where)
+        model.requires_grad_(False).eval()
         adapt_linears(model)
         install(model)
         text = model.config.get_text_config()
@@ -81,7 +83,7 @@ class Engine:
             name=name or Path(model_dir).name,
             path=Path(model_dir).absolute(),
             # One of the two matrices may be padded: an id must have a row in both.
-            vocab_size=min(len(layer.weight) for layer in ends),
+            vocab_size=min(len(layer.get_parameter("weight")) for layer in ends),
             max_length=getattr(text, "max_position_embeddings", None) or 2048,
             parameters=sum(tensor.numel() for tensor in model.parameters()),
             device=str(model.device),
@@ -123,7 +125,7 @@ class Engine:
         )
 
 
-def _read(model_dir: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _read(model_dir: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (model_dir / "config.json").is_file():
@@ -131,16 +133,16 @@ def _read(model_dir: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         with without_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(  # its `to` is decorated without types
                 model_dir, dtype=dtype, attn_implementation="sdpa", local_files_only=True
             )
     except (OSError, ValueError, KeyError, ImportError) as exc:
         raise EngineError(f"{model_dir} cannot be loaded as a causal language model: {exc}") from exc
-    return model, tokenizer
+    return model.to(device), tokenizer
 
 
 @torch.no_grad()
-def _is_plain(model: Any) -> bool:
+def _is_plain(model: PreTrainedModel) -> bool:
     """Whether its logits are `head(decoder(tokens))` and nothing more: no cap, no scale."""
     tokens = _probe(model)
     ours = model.get_output_embeddings()(model.base_model(input_ids=tokens, use_cache=False).last_hidden_state)
@@ -148,7 +150,7 @@ def _is_plain(model: Any) -> bool:
 
 
 @torch.no_grad()
-def _keeps_apart(model: Any) -> bool:
+def _keeps_apart(model: PreTrainedModel) -> bool:
     """Whether sequences packed into one row stay apart; layers with memory (convolutions) mix them."""
     tokens = _probe(model)
     positions = torch.cat([torch.arange(length, device=model.device) for length in PROBE])[None]
@@ -163,5 +165,6 @@ def _keeps_apart(model: Any) -> bool:
     return bool((packed - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1.0))
 
 
-def _probe(model: Any) -> Tensor:
-    return torch.arange(1, 1 + sum(PROBE), device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
+def _probe(model: PreTrainedModel) -> Tensor:
+    vocab_size = len(model.get_input_embeddings().get_parameter("weight"))
+    return torch.arange(1, 1 + sum(PROBE), device=model.device)[None] % vocab_size

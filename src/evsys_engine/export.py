@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +26,9 @@ from evsys_engine.models.gguf_writer import NumberType, write_gguf
 from evsys_engine.peft_folder import ADAPTER, BASE_COPY, CONFIG, PREFIX, is_peft_folder, read_peft_folder
 from evsys_engine.state import check_model, model_facts, shapes_of
 from evsys_engine.types import BadRequest, LoraSettings, ModelInfo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Weights as others read them: a PEFT adapter, or (rank 0) a whole Hugging Face model; and back, for sampling.
 #
@@ -63,7 +66,13 @@ def save_adapter(folder: Path, tensors: dict[str, Tensor], settings: LoraSetting
     write_folder(folder, {"kind": KIND, **model_facts(info)}, write)
 
 
-def save_model(folder: Path, model: Any, tensors: dict[str, Tensor], tokenizer: Any, info: ModelInfo) -> None:
+def save_model(
+    folder: Path,
+    model: PreTrainedModel,
+    tensors: dict[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    info: ModelInfo,
+) -> None:
     """A Hugging Face folder of a whole model with these weights."""
 
     def write(part: Path) -> None:
@@ -75,7 +84,7 @@ def save_model(folder: Path, model: Any, tensors: dict[str, Tensor], tokenizer: 
 
 
 def read_weights(
-    folder: Path, model: Any, info: ModelInfo | None
+    folder: Path, model: PreTrainedModel, info: ModelInfo | None
 ) -> tuple[dict[str, Pair] | None, dict[str, Tensor] | None]:
     """`(pairs, None)` of an adapter's folder, `(None, tensors)` of a whole model's. `info` says which model they must
     have been trained over; None: the caller has checked that."""
@@ -90,7 +99,7 @@ def read_weights(
     raise BadRequest(f"{folder} holds neither {CONFIG} nor config.json; give a folder that save_weights wrote")
 
 
-def _tensors(folder: Path, model: Any) -> dict[str, Tensor]:
+def _tensors(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """The pairs of an adapter. A copy of the base model's head beside them must be the head of this model."""
     try:
         tensors = load_file(folder / ADAPTER)
@@ -98,14 +107,14 @@ def _tensors(folder: Path, model: Any) -> dict[str, Tensor]:
         raise BadRequest(f"{folder} is not a whole PEFT adapter ({exc})") from exc
     for name in [name for name in tensors if name.endswith(BASE_COPY)]:
         copy, layer = tensors.pop(name), name[len(PREFIX) : -len(BASE_COPY)]
-        own = model.get_submodule(layer).weight
+        own = model.get_parameter(f"{layer}.weight")
         # The copy may come from a base model in another dtype; bf16 keeps eight bits.
         if copy.shape != own.shape or not torch.allclose(copy.float(), own.float().cpu(), rtol=2**-7, atol=1e-6):
             raise BadRequest(f"{folder} was trained over other weights of {layer} than this model's")
     return tensors
 
 
-def peft_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
+def peft_settings(folder: Path, model: PreTrainedModel, *, seed: int) -> LoraSettings:
     """The settings of an adapter that can take up the weights of a PEFT folder."""
     found = read_peft_folder(folder)
     every = target_layers(model, LoraSettings(rank=found.rank, train_unembed=True))
@@ -124,7 +133,9 @@ def peft_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
     return LoraSettings(rank=found.rank, alpha=found.alpha, seed=seed, targets=() if set(targets) == usual else targets)
 
 
-def read_peft_weights(folder: Path, shapes: dict[str, torch.Size], info: ModelInfo, model: Any) -> dict[str, Tensor]:
+def read_peft_weights(
+    folder: Path, shapes: dict[str, torch.Size], info: ModelInfo, model: PreTrainedModel
+) -> dict[str, Tensor]:
     """The tensors of a PEFT folder under the names of the engine's own parameters, which have these shapes."""
     if (folder / MANIFEST).exists():
         check_model(folder, read_manifest(folder, KIND), info)
@@ -139,18 +150,18 @@ def read_peft_weights(folder: Path, shapes: dict[str, torch.Size], info: ModelIn
     return tensors
 
 
-def _pair(folder: Path, tensors: dict[str, Tensor], name: str, scale: float, model: Any) -> Pair:
+def _pair(folder: Path, tensors: dict[str, Tensor], name: str, scale: float, model: PreTrainedModel) -> Pair:
     try:
-        layer = model.get_submodule(name)
+        own = model.get_parameter(f"{name}.weight")
         a, b = (tensors[f"{PREFIX}{name}.lora_{part}.weight"].float() for part in "AB")
-        if (b.shape[0], a.shape[1]) != tuple(layer.weight.shape) or a.shape[0] != b.shape[1]:
-            raise ValueError(f"{name}: {tuple(b.shape)} x {tuple(a.shape)} does not fit {tuple(layer.weight.shape)}")
+        if (b.shape[0], a.shape[1]) != tuple(own.shape) or a.shape[0] != b.shape[1]:
+            raise ValueError(f"{name}: {tuple(b.shape)} x {tuple(a.shape)} does not fit {tuple(own.shape)}")
     except (AttributeError, KeyError, ValueError) as exc:
         raise BadRequest(f"{folder} does not fit this model ({exc})") from exc
-    return Pair(a.to(layer.weight.device), b.to(layer.weight.device), scale)
+    return Pair(a.to(own.device), b.to(own.device), scale)
 
 
-def _read_model(folder: Path, model: Any) -> dict[str, Tensor]:
+def _read_model(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """All tensors under the names that `model` itself uses."""
     from transformers import AutoModelForCausalLM
 
@@ -230,7 +241,7 @@ def _write_merged(folder: Path, base: Path, weights: Path | None) -> None:
     from transformers import AutoModelForCausalLM
 
     with without_progress_bars():
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto", local_files_only=True)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype="auto", local_files_only=True)
     if weights is not None and (weights / MANIFEST).exists():
         told = read_manifest(weights, KIND)  # which also checks that the files are as they were written
         if told["fingerprint"] != fingerprint(model):
@@ -242,7 +253,7 @@ def _write_merged(folder: Path, base: Path, weights: Path | None) -> None:
     if lora and head.weight is embedding.weight and head_name in lora:
         # The head was trained and the embedding was not, so they are no longer one tensor.
         model.config.tie_word_embeddings = False
-        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        head.weight = torch.nn.Parameter(head.get_parameter("weight").detach().clone())
     with torch.no_grad():
         touched = [f"{name}.weight" for name in lora or ()] + list(full or ())
         changed = {name: merged[name] for name in touched}

@@ -9,13 +9,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from evsys_engine.types import Array, BadRequest, EngineError
 
-_vocabularies: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+type Vocabularies = dict[tuple[int, ...], LLTokenizer]
+"""By the number of logits and the tokens that end a text."""
+_vocabularies: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, Vocabularies] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
@@ -30,11 +36,11 @@ def _llguidance() -> Any:
 class Matcher:
     """Where one completion stands in its grammar."""
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner: LLMatcher):
         self._inner = inner
 
     @classmethod
-    def begin(cls, grammar: str, vocabulary: Any) -> Matcher:
+    def begin(cls, grammar: str, vocabulary: LLTokenizer) -> Matcher:
         """At the beginning; a grammar that cannot be followed is a `BadRequest`."""
         inner = _llguidance().LLMatcher(vocabulary, grammar, log_level=0)
         if inner.is_error():
@@ -61,7 +67,7 @@ class Matcher:
             raise BadRequest(f"the grammar could not be followed: {self._inner.get_error().partition(chr(10))[0]}")
 
 
-def model_vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Any:
+def model_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, ends: Collection[int]) -> LLTokenizer:
     """The vocabulary of a Hugging Face tokenizer, of a model with `size` logits; made once, which takes a second."""
     if not ends:
         raise BadRequest("a grammar needs a model that has an end-of-text token")
@@ -74,11 +80,12 @@ def model_vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Any:
             _llguidance()
             from llguidance.hf import from_tokenizer
 
-            made[key] = from_tokenizer(tokenizer, n_vocab=size, eos_token=sorted(ends))
+            fast = cast("PreTrainedTokenizerFast", tokenizer)  # `is_fast` says so
+            made[key] = from_tokenizer(fast, n_vocab=size, eos_token=sorted(ends))
         return made[key]
 
 
-def byte_vocabulary(tokens: Sequence[bytes], specials: Sequence[int], ends: Sequence[int]) -> Any:
+def byte_vocabulary(tokens: Sequence[bytes], specials: Sequence[int], ends: Sequence[int]) -> LLTokenizer:
     """A vocabulary of which each token is known by its bytes."""
     library = _llguidance()
 

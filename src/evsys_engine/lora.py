@@ -13,13 +13,16 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from evsys_engine.types import EngineError, LoraSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -103,7 +106,7 @@ def adapt_linears(model: nn.Module) -> None:
             model.set_submodule(name, AdaptedLinear(name, module))
 
 
-def target_layers(model: Any, settings: LoraSettings) -> dict[str, nn.Linear]:
+def target_layers(model: PreTrainedModel, settings: LoraSettings) -> dict[str, nn.Linear]:
     """The layers these settings train, by name."""
     usual = (ATTENTION if settings.train_attn else ()) + (MLP if settings.train_mlp else ())
     wanted = settings.targets or usual
@@ -125,7 +128,7 @@ def target_layers(model: Any, settings: LoraSettings) -> dict[str, nn.Linear]:
     return layers
 
 
-def new_pairs(model: Any, settings: LoraSettings) -> dict[str, Pair]:
+def new_pairs(model: PreTrainedModel, settings: LoraSettings) -> dict[str, Pair]:
     """A fresh adapter, started as PEFT does: A is uniform, B is zero, so that it changes nothing yet."""
     pairs = {}
     for name, layer in target_layers(model, settings).items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -17,6 +17,9 @@ from torch.nn.functional import linear
 
 from evsys_engine.types import EngineError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Product = Callable[[Tensor], Tensor]
 """[tokens, in] -> [tokens, out]."""
 LoraParts = Mapping[str, tuple[Tensor, Tensor, float]]
@@ -24,7 +27,7 @@ LoraParts = Mapping[str, tuple[Tensor, Tensor, float]]
 
 ROWS_TO_COME = 32
 """oneDNN lays a matrix out for so many rows. Measured: 8 rows gain a tenth, 1 to 2048 rows lose nothing."""
-_SHARED: WeakKeyDictionary[Any, WeakValueDictionary[tuple[str, ...], Product]] = WeakKeyDictionary()
+_SHARED: WeakKeyDictionary[PreTrainedModel, WeakValueDictionary[tuple[str, ...], Product]] = WeakKeyDictionary()
 """Per model, the products with untouched matrices: all samplers in use have the same ones."""
 
 _ALONE: dict[Any, bool] = {}
@@ -34,7 +37,7 @@ _ALONE: dict[Any, bool] = {}
 class MergedWeights:
     """Parameters by name. Names are those of `model.named_parameters`, tied ones under each of their names."""
 
-    def __init__(self, model: Any, lora: LoraParts | None = None, full: Mapping[str, Tensor] | None = None):
+    def __init__(self, model: PreTrainedModel, lora: LoraParts | None = None, full: Mapping[str, Tensor] | None = None):
         self.model = model
         self._base: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self._lora = {f"{name}.weight": parts for name, parts in (lora or {}).items()}
@@ -130,12 +133,12 @@ def packs(weight: Tensor) -> bool:
 def pack_weight(weight: Tensor, bias: Tensor | None) -> Product:
     """A product with a copy of `weight` in oneDNN's layout."""
     matrix = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_TO_COME)
-    multiply = torch.ops.mkldnn._linear_pointwise
+    linear_pointwise = torch.ops.mkldnn._linear_pointwise
 
-    def multiplied(x: Tensor) -> Tensor:
-        return multiply(x, matrix, bias, "none", [], "")
+    def multiply(x: Tensor) -> Tensor:
+        return linear_pointwise(x, matrix, bias, "none", [], "")
 
-    return multiplied
+    return multiply
 
 
 @cache

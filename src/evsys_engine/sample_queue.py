@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any
 
 from evsys_engine.scheduler import BatchSampler, SampleJob, SamplerClosed
 from evsys_engine.types import EngineError, SampleOutput, SampleRequest
@@ -92,7 +91,7 @@ class SampleQueue:
         return jobs
 
 
-def _settle(setter: Any, value: Any) -> None:
+def _settle[T](setter: Callable[[T], None], value: T) -> None:
     with suppress(InvalidStateError):  # the caller has cancelled
         setter(value)
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from evsys_engine.types import Array, BadRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # One random stream per sampled row.
 #
@@ -246,7 +249,12 @@ class StopRule:
     """The stops of one request."""
 
     def __init__(
-        self, stop: Sequence[str | int], end_ids: frozenset[int], tokenizer: Any, *, keep_strings: bool = False
+        self,
+        stop: Sequence[str | int],
+        end_ids: frozenset[int],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        keep_strings: bool = False,
     ):
         self._ids = end_ids | {item for item in stop if isinstance(item, int)}
         self._strings = [item for item in stop if isinstance(item, str)]
@@ -285,7 +293,7 @@ class StopRule:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """What the model itself means by "the end"; these stop unless the request says otherwise."""
     found: set[int] = set()
     for owner in (tokenizer, getattr(model, "generation_config", None)):

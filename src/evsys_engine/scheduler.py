@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -31,6 +31,9 @@ from evsys_engine.grammar import Matcher, model_vocabulary
 from evsys_engine.merging import LoraParts, MergedWeights
 from evsys_engine.sampler import RowStream, Settings, StopRule, TokenSampler, end_ids, fresh_seed
 from evsys_engine.types import Array, BadRequest, EngineError, ModelInfo, SampledSequence, SampleOutput, SampleRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("evsys_engine.scheduler")
 
@@ -69,11 +72,11 @@ class Snapshots:
         return len(self._held)
 
 
-_BY_MODEL: WeakKeyDictionary[Any, Snapshots] = WeakKeyDictionary()
+_BY_MODEL: WeakKeyDictionary[PreTrainedModel, Snapshots] = WeakKeyDictionary()
 _GUARD = threading.Lock()
 
 
-def snapshots_of(model: Any) -> Snapshots:
+def snapshots_of(model: PreTrainedModel) -> Snapshots:
     """Shared by all samplers over this model. A snapshot must not hold the model itself, or neither would ever go."""
     with _GUARD:
         return _BY_MODEL.setdefault(model, Snapshots())
@@ -214,7 +217,7 @@ Feed = Callable[[int], Iterable[SampleJob]]
 class Run:
     """The rows that are being decoded now, and those that wait for a place."""
 
-    def __init__(self, decoder: Any, feed: Feed, max_rows: int):
+    def __init__(self, decoder: LlamaDecoder | ModelDecoder, feed: Feed, max_rows: int):
         self._decoder, self._feed, self._max_rows = decoder, feed, max_rows
         self._waiting: deque[SampleRow] = deque()
         self._groups: list[tuple[Any, list[SampleRow]]] = []
@@ -348,8 +351,8 @@ class BatchSampler:
     def __init__(
         self,
         *,
-        engine_model: Any,
-        tokenizer: Any,
+        engine_model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         info: ModelInfo,
         lora: LoraParts | None,
         full: Mapping[str, Tensor] | None,
@@ -443,7 +446,7 @@ class BatchSampler:
         self._weights = None
         self._snapshots.drop(self._key)
 
-    def _decoder(self) -> Any:
+    def _decoder(self) -> LlamaDecoder | ModelDecoder:
         if is_supported(self._model):
             return self._snapshots.get(self._key, lambda: LlamaDecoder(self._model, self._open_weights()))
         return ModelDecoder(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +18,9 @@ from evsys_engine.peft_folder import is_peft_folder, read_peft_folder
 from evsys_engine.state import KIND, StateSnapshot, check_settings, read_snapshot, settings_from
 from evsys_engine.types import LoraSettings, ModelInfo
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def saved_rank(folder: Path) -> int:
     """The rank of what is saved in `folder`."""
@@ -26,7 +29,7 @@ def saved_rank(folder: Path) -> int:
     return settings_from(read_manifest(folder, KIND)["settings"]).rank
 
 
-def saved_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
+def saved_settings(folder: Path, model: PreTrainedModel, *, seed: int) -> LoraSettings:
     """The settings of an adapter that fits what is saved in `folder`."""
     if is_peft_folder(folder):
         return peft_settings(folder, model, seed=seed)
@@ -34,7 +37,7 @@ def saved_settings(folder: Path, model: Any, *, seed: int) -> LoraSettings:
 
 
 def read_start(
-    folder: Path, settings: LoraSettings, info: ModelInfo, shapes: dict[str, torch.Size], *, model: Any
+    folder: Path, settings: LoraSettings, info: ModelInfo, shapes: dict[str, torch.Size], *, model: PreTrainedModel
 ) -> StateSnapshot:
     """The weights in `folder`, which must fit these settings; a PEFT adapter comes without an optimiser."""
     if not is_peft_folder(folder):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+    from transformers import PreTrainedTokenizerBase
 
 type Array = np.ndarray[Any, Any]
 type JsonObject = dict[str, Any]
@@ -195,7 +196,7 @@ class EngineApi(Protocol):
     """What the in-process backend and the server need of an engine; thread-safe."""
 
     info: ModelInfo
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     """The model's own Hugging Face tokenizer."""
 
     def create_adapter(self, settings: LoraSettings) -> Adapter: ...

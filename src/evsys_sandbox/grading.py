@@ -36,8 +36,8 @@ _RUN_FIRST = frozenset({"BASH_ENV", "ENV", "LD_PRELOAD", "LD_AUDIT", "NODE_OPTIO
 # These may do so too. They have harmless uses, so they go only where they name a file that the model can write to.
 _OPTIONS = frozenset(
     {
-        "EDITOR", "LUA_INIT", "GIT_ASKPASS", "GIT_EDITOR", "GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_SSH", "GIT_SSH_COMMAND",
-        "GOFLAGS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "LESSOPEN", "MAKEFLAGS", "PAGER", "PERL5DB",
+        "EDITOR", "GIT_ASKPASS", "GIT_EDITOR", "GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_SSH", "GIT_SSH_COMMAND",
+        "GOFLAGS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "LESSOPEN", "LUA_INIT", "MAKEFLAGS", "PAGER", "PERL5DB",
         "PROMPT_COMMAND", "PS4", "PYTEST_ADDOPTS", "RUSTC", "RUSTC_WRAPPER", "SHELL", "TAR_OPTIONS", "VISUAL",
         "_JAVA_OPTIONS",
     }
@@ -144,8 +144,9 @@ _folders = []
 _IS_SAFE, _OWN = getattr(sys.flags, "safe_path", False), ""
 try:
     _OWN = _own_folder()
-    # `python -I` finds nothing in them, nor do tests that ask for it.
-    for _place in [] if sys.flags.isolated else [_OWN, os.getcwd(), *os.environ.get("{_LATER_PATHS}", "").split(os.pathsep)]:
+    for _place in [_OWN, os.getcwd(), *os.environ.get("{_LATER_PATHS}", "").split(os.pathsep)]:
+        if sys.flags.isolated:  # tests that use `python -I` want nothing of it
+            break
         if _place and _place not in sys.path and _place not in _folders:
             (_folders if _is_models(_place) else sys.path).append(_place)
 except OSError:  # a working directory that is gone

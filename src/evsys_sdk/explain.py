@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from evsys_sdk.errors import MOST_PROBLEMS, Problem, closest
+from evsys_sdk.format import count
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -131,7 +132,7 @@ def unknown_key(key: str, known: list[str], *, in_params: bool = True, not_under
     if near and not places:
         return f"unknown key; closest: {near}"
     if places:
-        more = f" and {len(places) - MOST_PLACES} more places" if len(places) > MOST_PLACES else ""
+        more = f" and {count(len(places) - MOST_PLACES, 'more place')}" if len(places) > MOST_PLACES else ""
         where = " or ".join(f"`{place}`" if place else "the top level" for place in places[:MOST_PLACES])
         hint = f"; closest here: {near}" if near else ""
         return f"unknown key here; it belongs {'at' if places[0] == '' else 'under'} {where}{more}{hint}"

@@ -75,17 +75,18 @@ _IN_SHELL = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 _START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf]))"
 _SHAPES = re.compile(
     _START + r"(?:"
-    r"sk-(?=[A-Za-z0-9_-]*\d)[A-Za-z0-9_-]{16,}"
+    r"sk-(?=[A-Za-z0-9_-]{0,256}\d)[A-Za-z0-9_-]{16,}"
     r"|(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,}"
     r"|hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[abeprs]-[A-Za-z0-9-]{10,}|xai-[A-Za-z0-9]{16,}|gsk_[A-Za-z0-9]{16,}|tml-[A-Za-z0-9_-]{16,}"
     r"|e2b_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{16,}|nvapi-[A-Za-z0-9_-]{16,}"
     r"|A[KS]IA[0-9A-Z]{16}|AIza[0-9A-Za-z_-]{30,}|ya29\.[0-9A-Za-z_-]{20,}"
-    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
+    r"|eyJ[A-Za-z0-9_-]{8,4096}+\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"
     r"|hooks\.slack\.com/services/[A-Za-z0-9/]{20,}"
     r")"
 )
-_VALUE = r"(?=[A-Za-z0-9._~+/=-]*\d)(?=[A-Za-z0-9._~+/=-]*[A-Za-z])[A-Za-z0-9._~+/=-]{8,}"
+# No look ahead without an end: in `api_key=api_key=...` one from every place would read the whole rest.
+_VALUE = r"(?=[A-Za-z0-9._~+/=-]{0,256}\d)(?=[A-Za-z0-9._~+/=-]{0,256}[A-Za-z])[A-Za-z0-9._~+/=-]{8,}"
 _AFTER = re.compile(
     r"(?i)(" + _START + r"bearer\s+"
     r"|" + _START + r"(?:x-)?(?:api|auth|access)[-_]?(?:key|token)(?:\\*[\"']\s*:\s*\\*[\"']|\s*[:=]\s*(?:\\*[\"'])?)"

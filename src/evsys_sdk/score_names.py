@@ -46,7 +46,7 @@ class ScoreName:
 
     @property
     def key(self) -> str:
-        return f"{suite_label(self.split, self.benchmark)}/{self.metric}"
+        return score_key(self.split, self.benchmark, self.metric)
 
 
 def suite_label(split: str, benchmark: str) -> str:
@@ -56,7 +56,7 @@ def suite_label(split: str, benchmark: str) -> str:
 
 def score_key(split: str, benchmark: str, metric: str) -> str:
     """The score's key in logs and records."""
-    return ScoreName(split=split, benchmark=benchmark, metric=metric).key
+    return f"{suite_label(split, benchmark)}/{metric}"
 
 
 def parse_key(key: str) -> ScoreName | None:
@@ -100,6 +100,8 @@ def readings_of(name: str, key: str) -> set[Reading]:
         return {"number"} if key.endswith(f"/{name}") or name in _spellings((TRAIN, key)) else set()
     if not name.endswith(score.metric):
         return set()
+    if name == score.metric:  # every other reading is longer
+        return {"metric"}
     parts: dict[Reading, tuple[str, ...]] = {
         "split and benchmark": (score.split, score.benchmark, score.metric),
         "all benchmarks": (score.split, ALL, score.metric),
@@ -114,6 +116,7 @@ def _spellings(words: tuple[str, ...]) -> set[str]:
     """The words with a dot or a slash between any two of them."""
     found = {words[0]}
     for word in words[1:]:
+        # Names of metrics hold dots and slashes, so a name cannot be split: every spelling is tried.
         found = {f"{start}{mark}{word}" for start, mark in product(found, "./")}
     return found
 
@@ -126,6 +129,7 @@ def resolve(name: str, keys: Iterable[str]) -> list[str]:
     all benchmarks of a split. A score comes before a number of the run or of a step that is called like its metric
     (`tokens`): a metric that a benchmark lists is meant. That number is `train/tokens`.
     """
+    # Once each, in their order: several runs have the same keys.
     known = list(dict.fromkeys(keys))
     if name in known and parse_key(name) is not None:
         return [name]
@@ -158,6 +162,7 @@ def resolve_one(name: str, keys: Iterable[str]) -> str | None:
 
 def _prefer(keys: list[str]) -> list[str]:
     chosen = ([key for key in keys if key.startswith(f"{split}/")] for split in SPLITS)
+    # Keys of other splits are left as they are.
     return next((found for found in chosen if found), keys)
 
 

@@ -68,6 +68,12 @@ def test_the_page_has_the_scores_that_the_command_prints(visitor, sweep, sweep_f
     assert any(cells[0] == "steps" and cells[1].isdigit() for cells in shown)
 
 
+def test_the_arm_that_stands_for_an_experiment_is_named(visitor, sweep):
+    query = {"e": [sweep["slow"].pk, sweep["sweep"].pk]}
+    text = visitor.get(f"/p/{sweep['slow'].project_id}/compare", query).content.decode()
+    assert re.findall(r"compared: ([^<]*)\.</span>", text) == ["all"]
+
+
 def test_tasks_that_flipped_link_to_both_rollouts(visitor, sweep):
     row = sweep["sweep"]
     arms = [f"{row.pk}:half", f"{row.pk}:all"]

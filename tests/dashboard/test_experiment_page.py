@@ -294,6 +294,33 @@ def test_every_score_of_a_trained_arm_has_its_interval(visitor, sweep):
         assert f"{shown(mean)}{span(low, high)}" in scores, arm.arm
 
 
+def test_numbers_of_a_stage_are_no_scores():
+    from evsys_dashboard.pages.experiment import score_table
+    from evsys_sdk.history.digest import digest_of
+    from evsys_sdk.record.models import ExperimentRecord
+
+    score = {"metric": "pass@1", "value": 0.5}
+    run = {"run_id": "e/a", "status": "completed", "metrics": {"val/tools/pass@1": 0.5, "first/tokens": 7.0}}
+    data = {"experiment": "e", "config": {"name": "e"}, "arms": [{"arm": "a", "statuses": ["completed"]}]}
+    for evals, keys in ([{"name": "tools", "split": "val", "scores": [score]}], ["val/tools/pass@1"]), (
+        [], ["val/tools/pass@1", "first/tokens"],
+    ):  # fmt: skip
+        plain = data | {"runs": [run | {"evals": evals}]}
+        assert score_table(digest_of(plain), ExperimentRecord.model_validate(plain)).keys == keys
+
+
+def test_a_running_experiment_shows_its_success_metric_first_and_no_time_of_runs(visitor, project, fill):
+    from evsys_dashboard.models import EvalRow, ExperimentRow
+
+    _, run = fill(project)
+    config = {"name": "lr", "metadata": {"success_metric": "pass@1"}}
+    EvalRow.objects.filter(generation_id=run).update(split="val", step=1)
+    ExperimentRow.objects.filter(project=project).update(config=config, metric="pass@1")
+    text = page_of(visitor, project.experiments.get())
+    assert "metric=loss&amp;metric=val%2Ftools%2Fpass%401" in text
+    assert "time, all runs together" not in text
+
+
 def test_the_reason_of_an_arm_without_a_score_stands_with_its_status(visitor, project):
     from evsys_dashboard.models import ExperimentRow
 

@@ -203,6 +203,31 @@ def test_a_torn_record_is_a_row_with_the_reason(project, record):
     assert "not whole, valid JSON" in row.problem
 
 
+def test_a_record_that_is_torn_later_takes_its_scores_out(project, record):
+    whole = record.read_text()
+    follower = follow(project, record.parent)
+    record.write_text(whole[:500])
+    look_again(follower)
+    row = project.experiments.get()
+    assert (row.status, row.record, row.conclusion, row.verdict) == ("unreadable", None, "", "")
+    assert (row.best_arm, row.best_value, row.standing, row.seconds) == ("", None, "", None)
+    record.write_text(whole)
+    look_again(follower)
+    row = project.experiments.get()
+    assert (row.status, row.record, row.conclusion) == ("completed", json.loads(whole), json.loads(whole)["conclusion"])
+
+
+def test_the_times_of_a_run_stay_those_of_its_record_when_the_experiment_is_read_again(project, record):
+    from evsys_dashboard.follow import ensure_experiment_loaded
+
+    follower = follow(project, record.parent)
+    ensure_experiment_loaded(project.experiments.get())
+    before = list(project.experiments.get().generations.order_by("pk").values_list("created", "ended"))
+    os.utime(record, ns=(1_900_000_000_000_000_000,) * 2)  # another stamp, as after a note
+    look_again(follower)
+    assert list(project.experiments.get().generations.order_by("pk").values_list("created", "ended")) == before
+
+
 def test_a_record_that_is_mended_is_read_again(project, record):
     whole = record.read_text()
     record.write_text(whole[:500])

@@ -268,10 +268,13 @@ def test_the_badge_is_the_verdict_unless_the_status_says_more(visitor, project, 
 
 
 def test_a_completed_experiment_without_a_verdict_looks_like_no_win(visitor, project, rows):
-    rows.add_experiment(project, "a", status="completed", verdict="")
+    rows.add_experiment(project, "a", status="completed", verdict="", hypothesis="a higher rate helps")
     text = show(visitor, project).content.decode()
     assert '<span class="muted">hypothesis not judged</span><div class="muted small">completed</div>' in text
     assert "badge completed" not in text
+    project.experiments.update(hypothesis="")
+    text = show(visitor, project).content.decode()
+    assert '<span class="muted">no hypothesis</span><div class="muted small">completed</div>' in text
 
 
 def test_the_small_line_says_whether_it_is_a_score_or_the_loss(visitor, project, rows):

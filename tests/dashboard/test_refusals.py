@@ -319,7 +319,7 @@ def test_a_bomb_is_not_unpacked_before_it_is_refused(django_ready):
     import tracemalloc
 
     from evsys_dashboard.auth import Refusal
-    from evsys_dashboard.ingest import unpack
+    from evsys_dashboard.request_body import unpack
 
     bomb = gzip.compress(b"0" * 20_000_000)
     tracemalloc.start()

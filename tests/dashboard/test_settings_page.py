@@ -134,3 +134,29 @@ def test_an_invitation_lets_one_new_person_into_the_project(project):
     assert guest.post("/welcome", {"username": name, "password": "long enough words"}).status_code == 302
     assert guest.get(f"/p/{project.id}/").status_code == 200
     assert name in owner.get(f"/p/{project.id}/settings").content.decode()
+
+
+@pytest.mark.usefixtures("team")
+def test_an_owner_makes_another_project_which_only_its_members_see(project):
+    from evsys_dashboard.models import Project
+
+    owner, owner_row = make_member(project, "owner", is_owner=True)
+    member, member_row = make_member(project, "member")
+    form = {"name": f"{project.id}: Räte & Tools"}
+    assert member.post(f"/p/{project.id}/settings/projects", form).status_code == 403
+    assert owner.post(f"/p/{project.id}/settings/projects", {"name": " "}).status_code == 400
+    made = [owner.post(f"/p/{project.id}/settings/projects", form)["Location"] for _ in range(2)]
+    ids = [re.fullmatch("/p/([a-z0-9-]+)/settings", place)[1] for place in made]
+    assert ids[0] == f"{project.id}-r-te-tools" and ids[1].startswith(f"{ids[0]}-")
+    assert f"/p/{ids[0]}/" in owner.get(f"/p/{project.id}/settings").content.decode()
+    assert member.get(made[0]).status_code == 404
+    for name, said in ((member_row.user.username, 302), (member_row.user.username, 400), ("no-such-person", 400)):
+        assert owner.post(f"/p/{ids[0]}/settings/members", {"username": name}).status_code == said, name
+    assert member.get(made[0]).status_code == 200
+    assert member.get(made[1]).status_code == 404
+    assert member.post(f"/p/{ids[0]}/settings/members", {"username": owner_row.user.username}).status_code == 403
+    Project.objects.filter(pk__in=ids).delete()
+
+
+def test_on_ones_own_machine_no_project_is_made_by_hand(visitor, project):
+    assert visitor.post(f"/p/{project.id}/settings/projects", {"name": "other"}).status_code == 400

@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
+from contextlib import closing
 
 import pytest
 
-from evsys_sdk.experiment.experiment import Experiment
+from evsys_sdk.experiment.experiment import Experiment, RunOptions
 
 PARTS = [0, 2, 5, *range(10, 100, 8), 97, 99, 100]
 """Of the write-ahead log, in percent, that are left."""
@@ -86,6 +88,21 @@ def test_a_run_whose_journal_was_cut_ends_as_if_nothing_had_happened(
         assert is_said, f"{part} %: a run that does not resume says so"
         shutil.rmtree(copy)
     assert again >= 3, "some cuts took steps away that a checkpoint rests on"
+
+
+def test_a_paused_run_whose_scores_the_journal_lost_is_scored_again(project, minimal_run):
+    """Successive halving chooses who continues by these scores; the record of the pause has none of its own."""
+    project.write_tasks()
+    run = minimal_run(algorithm=SFT, eval={"enabled": False})
+    config = project.config(run=run, metadata={"benchmark": ENTRIES[:1]}, output_dir="out")
+    first = Experiment.from_yaml(config).run(RunOptions(pause_at=5)).runs[0]
+    assert [one.step for one in first.evals] == [0, 3] and first.paused_at == 5
+    with closing(sqlite3.connect(project.root / "out/hello_sft.journal.sqlite")) as journal, journal:
+        kept = "SELECT max(id) FROM events WHERE kind = 'step' AND at <= 2"
+        assert journal.execute(f"DELETE FROM events WHERE id > ({kept})").rowcount > 4
+    again = Experiment.from_yaml(config).run(RunOptions(pause_at=5)).runs[0]
+    assert again.metrics == first.metrics
+    assert [one.scores for one in again.evals] == [one.scores for one in first.evals]
 
 
 def test_the_journal_is_durable_before_a_checkpoint_is_complete(project, minimal_run, monkeypatch):

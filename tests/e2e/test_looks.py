@@ -109,6 +109,38 @@ def test_a_space_at_the_end_of_every_instruction_makes_no_new_tasks(ask, project
     assert ask("second", path="spaced", base_seed=50)["looks"]["count"] == 2
 
 
+def test_tasks_and_seeds_that_are_left_out_after_their_scores_were_seen_are_named(ask, project):
+    ask("first")
+    rows = [json.loads(line) for line in (project.root / "bench/tasks.jsonl").read_text().splitlines()]
+    project.write_rows("fewer/tasks.jsonl", rows[2:14])
+    fewer = ask("fewer", path="fewer")
+    assert fewer["looks"]["count"] == 2 and fewer["looks"]["left_out"][0].startswith("8 of 20 tasks of first (")
+    assert fewer["conclusion"].splitlines()[0].startswith("Warning: the level of this verdict does not hold.")
+    seeds = ask("seeds", repeats=1, base_seed=2)
+    assert [told.split(" (")[0] for told in seeds["looks"]["left_out"]] == ["seed 1 of first", "seed 1 of fewer"]
+    again = ask("seeds", repeats=1, base_seed=2)
+    assert again["looks"] == seeds["looks"], "the same result told again"
+    judged = project.evsys("judge", "seeds", "--baseline-arm", "quick", check=True).stdout
+    assert "the level of this verdict does not hold" in judged
+    assert json.loads(record_path(project.root / "out", "seeds").read_text())["looks"] == seeds["looks"]
+    assert ask("others", repeats=1, base_seed=40)["looks"]["left_out"] == [], "other seeds are no choice among those"
+
+
+def test_a_look_that_was_marked_invalid_is_still_a_look(ask, project):
+    ask("first")
+    project.evsys("invalidate", "first", "--why", "a low score", check=True)
+    second = ask("second", base_seed=50)
+    assert second["looks"]["count"] == 2 and second["looks"]["before"][0].endswith(", marked invalid)")
+
+
+def test_the_conclusion_asks_for_fresh_tasks_where_too_many_arms_were_compared(ask, monkeypatch):
+    monkeypatch.setattr("evsys_sdk.history.leaderboard.BUDGET", 4)
+    assert "fresh validation set" not in ask("first", repeats=1)["conclusion"]
+    second = ask("second", repeats=1, rates=(0.001, 0.008))
+    assert "mock backend): 4 arms of 2 experiments compared on it (budget 4)" in second["conclusion"]
+    assert second["conclusion"].endswith("The budget is spent: choose on a fresh validation set.")
+
+
 def with_params(**params):
     return lambda arm: arm | {"algorithm": {"kind": "sft", "params": arm["algorithm"]["params"] | params}}
 

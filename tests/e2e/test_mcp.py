@@ -277,6 +277,7 @@ REFUSED = [
     ("validate", {"path": "nothing.yaml"}),
     ("validate", {"path": "config.yaml", "overrides": ["run.algorithm.kind=sftt"]}),
     ("rollouts", {"experiment": "first", "tasks": ["reed"]}),
+    ("show", {"experiment": "x" * 300}),
     ("follow", {"experiment": "first", "since": 10**9}),
     ("launch", {"path": "config.yaml", "overrides": ["run.algorithm.kind=sftt"]}),
 ]
@@ -406,6 +407,8 @@ def test_what_one_experiment_tests_on_does_not_leave_as_validation_rows_of_anoth
         ("validate", {"path": "link.yaml"}),
         ("validate", {"path": "config.yaml", "overrides": ["run.data.path=/etc/passwd"]}),
         ("validate", {"path": "config.yaml", "overrides": ["run.data.path='../../etc/passwd'"]}),
+        ("validate", {"path": "config.yaml", "overrides": ["run.data={path: /etc/passwd}"]}),
+        ("launch", {"path": "config.yaml", "overrides": ["deploy={kind: folder, params: {path: ../releases}}"]}),
         ("launch", {"path": "/tmp/config.yaml"}),
         ("launch", {"path": "outside.yaml"}),
         ("show", {"experiment": "../x.experiment_result.json"}),

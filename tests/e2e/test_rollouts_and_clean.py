@@ -6,12 +6,15 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from evsys_sdk.cli.main import main
+from evsys_sdk.errors import EvsysError
+from evsys_sdk.operations.rollouts import WantedRollouts, _refuse_unknown
 from evsys_sdk.record.layout import hold
 from evsys_sdk.record.processes import lock_of
 from evsys_sdk.training.checkpoints import CheckpointManifest
@@ -105,6 +108,12 @@ def test_a_diff_shows_the_tasks_on_which_two_arms_differ(project, minimal_run, e
     text = evsys("rollouts", "sweep", "--diff", "--task", "red")
     assert "-- r0__learning_rate0p01: reward 1\nanswer:    red\n" in text and "1 of 1 tasks differ" in text
     assert "not an arm of this record" in evsys("rollouts", "sweep", "--diff", "nope", code=1)
+
+
+def test_a_list_of_tasks_that_is_cut_says_how_many_there_are():
+    views: Any = [SimpleNamespace(task_id=f"t{n:02}", arm="a", run="r", benchmark="val/b") for n in range(23)]
+    with pytest.raises(EvsysError, match=r"known: t00, .*, t19 and 3 more$"):
+        _refuse_unknown(views, WantedRollouts(tasks=["zebra"]))
 
 
 def test_what_the_record_does_not_have_is_refused_by_name(project, minimal_run, evsys):

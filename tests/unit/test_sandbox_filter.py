@@ -144,3 +144,16 @@ def test_the_second_numbering_of_x86_64_is_refused_whole(number):
 
 def test_on_a_machine_it_does_not_know_nothing_passes():
     assert {verdict(UNKNOWN, number) for number in (0, 1, 59, 250)} == {REFUSE}
+
+
+@pytest.mark.parametrize(("number", "kind"), [(141, 0), (251, 1), (203, None), (144, None)])
+def test_a_traced_program_asks_before_it_says_how_much_of_the_machine_another_process_gets(number, kind):
+    """setpriority and ioprio_set name a kind first: a process, a group, all of a user."""
+
+    def answer(kind, who, traced=True):
+        return verdict(X86_64, number, *([who] if kind is None else [kind]), second=who, traced=traced)
+
+    assert answer(kind, 0) == ALLOW
+    assert answer(kind, 7, traced=False) == ALLOW
+    asked = {answer(kind, 7), *([answer(kind + 1, 0)] if kind is not None else [])}
+    assert {each & 0xFFFF0000 for each in asked} == {0x7FF00000}

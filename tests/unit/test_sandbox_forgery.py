@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("harbor", reason="needs the extra harbor")
 
-from evsys_sandbox.grading import SITECUSTOMIZE
+from evsys_sandbox.grading import SITECUSTOMIZE, grading_variables
 from evsys_sandbox.landlock import landlock_version
 from evsys_sandbox.sandbox import run_sandboxed, why_unavailable
 from evsys_sdk.backends.mock_tokenizer import ByteTokenizer
@@ -37,6 +37,8 @@ from evsys_sdk.verifiers import grade
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 SHELL = AgentSpec(kind="chat", params={"max_turns": 3, "tools": ["bash"]})
 REWARD = "/logs/verifier/reward.txt"
+LOWER_COUNTS = "the lower one counts"
+"""What the log says where there were two rewards."""
 EVIL = f"import os; os.path.isdir('/logs/verifier') and open('{REWARD}', 'w').write('1'); os._exit(0)"
 """Python that writes the reward where there is a place for it, and then lets whatever imported it succeed."""
 PUT = 'put() { mkdir -p "$(dirname "$1")" && printf "%s" "$EVIL" > "$1"; }\n'
@@ -144,7 +146,11 @@ def task_with(tests: dict[str, str], tmp_path) -> HarborTask:
 
 
 async def reward_of(task: HarborTask, command: str) -> float | None:
-    return (await rollout_of(task, command)).reward
+    """The reward; a second one, which a program of the agent wrote and only the rule of the lower one set aside, is a
+    forgery too."""
+    rollout = await rollout_of(task, command)
+    assert LOWER_COUNTS not in str(rollout.metadata.get("verifier"))
+    return rollout.reward
 
 
 async def rollout_of(task: HarborTask, command: str) -> Rollout:
@@ -222,6 +228,17 @@ async def test_a_search_path_of_the_dockerfile_forges_no_reward(name, value, tmp
     (folder / "environment" / "Dockerfile").write_text(f"FROM debian\nWORKDIR /app\nENV {name}={value}\n")
     command = f"echo 41 > /app/answer.txt\nEVIL={_quoted(EVIL)}\n{PUT}{attack}\ntrue"
     assert await reward_of(read_task(folder), command) in (0.0, None)
+
+
+def test_settings_of_the_dockerfile_are_left_out_of_the_tests_where_an_agent_can_write_to_them():
+    asked = {
+        **dict.fromkeys(("CURL_HOME", "MAGIC", "R_PROFILE", "TCLLIBPATH", "WGETRC"), "/app/x"),
+        "LUA_INIT": "@/app/x",
+    }
+    kept = grading_variables({**asked, "PERLLIB": "/app/lib"})
+    assert not kept.keys() & asked.keys()
+    assert kept["PERLLIB"].endswith(":/app/lib")
+    assert grading_variables({"MAGIC": "/usr/share/misc/magic"})["MAGIC"] == "/usr/share/misc/magic"
 
 
 async def test_programs_and_libraries_in_a_search_path_of_the_dockerfile_are_found(tmp_path):
@@ -1034,6 +1051,15 @@ EXPLODES = (
     "mkdir /app/z; cd /app/z; ln -s . l0; for i in $(seq 60); do ln -s l$((i-1))/l$((i-1)) l$i; done; "
     "for i in $(seq 8); do ln -s z/l60 /app/0$i; done; cd /app; "
 )
+USERS_PTH = "d=$(HOME=/app PYTHONNOUSERSITE= python3 -m site --user-site); mkdir -p $d; "
+OPENS_THE_REWARD = f"import os; os.path.isdir('/logs/verifier') and open('{REWARD}', 'w').write('1'); os._exit(0)"
+EXITS = "echo 'import os; os._exit(0)'"
+SAYS_ERROR = "printf '#!/bin/sh\\necho ERROR\\n' > /app/x; chmod +x /app/x; "
+CLOSES_NEW_FILES = (
+    "python3 -c \"import os, struct; os.setxattr('/app', 'system.posix_acl_default', struct.pack('<I', 2) + "
+    "b''.join(struct.pack('<HHi', tag, 0, -1) for tag in (1, 4, 32)))\""
+)
+RESCHEDULES = "cat > /app/x <<'EOF'\n#!/usr/bin/env python3\nimport os\n"
 BROUGHT_IN = {
     # 1. Links whose resolution takes 2**60 steps.
     "links that take for ever to follow": (
@@ -1213,6 +1239,38 @@ BROUGHT_IN = {
         f"sed -n p *; echo 0 > {REWARD}",
         f"{ONES}; cd /app; touch -- '-e1e cat one | (cd ..; cd logs; cd verifier; cat > reward.json)'",
     ),
+    # 10. Programs that the tests start without the environment that keeps the agent's files out.
+    "modules of the user, without a home": (
+        f"(env -i /usr/bin/python3 /tests/check.py || (unset HOME PYTHONNOUSERSITE; python3 /tests/check.py)) {COMPARES}",
+        f"{USERS_PTH}printf '%s' \"{OPENS_THE_REWARD}\" > $d/a.pth",
+    ),
+    "modules in the working directory, without variables": (
+        f"for python in 'env -i /usr/bin/python3' 'python3 -E'; do $python -c 'import json, yaml, sys; sys.exit(1)' && break; done {COMPARES}",
+        f"{EXITS} | tee /app/json.py /app/yaml.py",
+    ),
+    "a start file of a login shell, without a home": (
+        f"env -i bash -lc 'grep -qx 42 /app/answer.txt' {COMPARES}", "echo 'exit 0' > /app/.bash_profile"
+    ),
+    # 11. A module that the machine may lack, whose name is that of a test runner.
+    "a test runner": (
+        f"(python3 -m pytest -q /tests/test_it.py || python3 -c 'import pluggy, sys; sys.exit(1)') {COMPARES}",
+        f"mkdir /app/pytest; {EXITS} | tee /app/pytest/__main__.py /app/pluggy.py",
+    ),
+    # 12. What is set for files and processes of the tests, and names that are commands.
+    "rights that new files in a folder get": (
+        f"./x > out.log; if grep ERROR out.log; then echo 0 > {REWARD}; else echo 1 > {REWARD}; fi", f"{SAYS_ERROR}{CLOSES_NEW_FILES}"
+    ),
+    "names that perl runs": (
+        f"perl -ne 'exit 1 if /x/' *; perl -pe 1 -- * > /dev/null; echo 0 > {REWARD}",
+        f"{ONES}; cd /app; for end in '' ' '; do touch \"cat one | (cd ..; cd logs; cd verifier; cat > reward.json) |$end\"; done",
+    ),
+    "how much of the machine the tests get": (
+        "before=$(nice); ./x; python3 -c 'import os; print(len(os.sched_getaffinity(0)), os.sched_getscheduler(0), os.nice(0))' > now\n"
+        f"[ \"$(cat now)\" != \"$(nproc) 0 $before\" ] {COMPARES}",
+        f"{RESCHEDULES}def tried(act, *given):\n  try: act(*given)\n  except OSError: pass\n"
+        "tried(os.sched_setaffinity, os.getppid(), {0}); tried(os.sched_setscheduler, os.getppid(), os.SCHED_IDLE, os.sched_param(0))\n"
+        "for which, who in ((0, os.getppid()), (1, 0), (2, 0)): tried(os.setpriority, which, who, 19)\nEOF\nchmod +x /app/x",
+    ),
 }  # fmt: skip
 """Tests that run in /app and must give 0, and what the agent leaves there."""
 
@@ -1224,11 +1282,23 @@ async def test_what_the_tests_bring_in_read_or_unpack_forges_no_reward(way, tmp_
         "test.sh": f"#!/bin/bash\ncd /app\n{does}\n",
         "expected.txt": "42\n",
         "cases.txt": "a\nb\nc\n",
+        "check.py": "import sys; sys.exit(1)\n",
     }
     assert await reward_of(task_with(tests, tmp_path), f"{wrote}\ntrue") == 0.0
 
 
 HONESTLY = {
+    "processes that are scheduled": (
+        f"renice -n 19 -p $$ > /dev/null && taskset -p 1 $$ > /dev/null && ./x && [ $(nice) = 19 ] && echo 1 > {REWARD}",
+        f"{RESCHEDULES}import subprocess, threading\nchild = subprocess.Popen(['sleep', '9'])\n"
+        "os.setpriority(os.PRIO_PROCESS, child.pid, 19); os.setpriority(os.PRIO_PROCESS, 0, 19)\n"
+        "os.sched_setaffinity(child.pid, {0}); os.sched_setaffinity(threading.get_native_id(), {0}); child.kill()\n"
+        "EOF\nchmod +x /app/x",
+    ),
+    "modules of the model in a cleared environment": (
+        f"env -i python3 -c 'import solution' && env -i python3 /app/main.py && ! python3 -I -c 'import solution' 2> /dev/null && echo 1 > {REWARD}",
+        "echo 'N = 42' > /app/solution.py; echo 'import solution; assert solution.N == 42' > /app/main.py",
+    ),
     "links of the tests to their own files": (
         "ln -s /tests/expected.txt e; ln -sf /tests/cases.txt e; ln -sfn /tests d; cat e d/cases.txt > /dev/null; "
         "python3 -c \"import os; os.symlink('/tests', 'p'); os.symlink('/dev/stdin', 'i')\"",

@@ -25,6 +25,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +34,10 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from evsys_dashboard import auth, ingest
+from evsys_dashboard import auth
 from evsys_dashboard.api.resources import QueryAnswer, answer
 from evsys_dashboard.auth import Refusal
+from evsys_dashboard.request_body import finite, parse_body
 
 MAX_SECONDS = 5.0
 MAX_ROWS = 10_000
@@ -64,6 +66,8 @@ VIEWS = {
         CASE k.last_kind WHEN 1 THEN 'NaN' WHEN 2 THEN 'Infinity' WHEN 3 THEN '-Infinity'
         ELSE CAST(k.last AS text) END AS last_text, k.last, k.low, k.high
         FROM dashboard_generation e JOIN dashboard_metrickey k ON k.generation_id = e.id WHERE {project}""",
+    # The answer of a test task is withheld where `{test}` is 1, and where the evaluation that would name the split has
+    # not arrived.
     "rollouts": """SELECT e.id, g.experiment_id, e.generation_id AS run_id, g.arm, g.seed, e.eval_id,
         v.name AS benchmark, v.split, v.step, e.task_id, e.reward, e.status,
         CASE WHEN {test} AND COALESCE(v.split, 'test') = 'test' THEN NULL ELSE e.completion END AS completion, e.created
@@ -117,7 +121,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | dict):
-        return ingest.finite(value)
+        return finite(value)
     return str(value)
 
 
@@ -266,7 +270,7 @@ def query_sqlite(path: str, project_id: str, sql: str, *, hide_test: bool = Fals
 def _reason(text: str) -> str:
     if "not authorized" in text or "prohibited" in text or "authorizer" in text:
         return f"not allowed ({text}): only SELECT over {', '.join(VIEWS)}, without recursion"
-    if "no such table" in text:
+    if "no such table" in text or text.startswith("relation "):
         return f"{text}; there are: {', '.join(VIEWS)}"
     return text
 
@@ -311,11 +315,11 @@ def set_up_postgresql(project_id: str, *, hide_test: bool) -> None:
                 cursor.execute(f"DROP VIEW IF EXISTS {SCHEMA}.{name}")
                 cursor.execute(f"CREATE VIEW {SCHEMA}.{name} WITH (security_barrier) AS {made}")
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role])
-            verb = "ALTER" if cursor.fetchone() else "CREATE"
-            statement = text.SQL(
-                f"{verb} ROLE {{}} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION "
-                "CONNECTION LIMIT 8 PASSWORD {}"
-            ).format(text.Identifier(role), text.Literal(password))
+            # One that is there is given its password alone: naming other rights takes a superuser, also to deny them.
+            made = "ALTER ROLE {}" if cursor.fetchone() else (
+                "CREATE ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION CONNECTION LIMIT 8"
+            )  # fmt: skip
+            statement = text.SQL(f"{made} PASSWORD {{}}").format(text.Identifier(role), text.Literal(password))
             cursor.execute(statement.as_string(cursor.connection))
             cursor.execute(
                 f"INSERT INTO {SCHEMA}.roles VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING",
@@ -366,9 +370,11 @@ def query_postgresql(project_id: str, sql: str, *, hide_test: bool = False) -> Q
     try:
         options = f"-c statement_timeout={int(MAX_SECONDS * 1000)} -c search_path={SCHEMA} -c work_mem=16MB"
         options += " -c default_transaction_read_only=on"
-        with psycopg.connect(
+        opened = psycopg.connect(
             **address, user=role, password=password, options=options, connect_timeout=int(MAX_SECONDS), autocommit=False
-        ) as database:
+        )
+        # Closed without a commit: `lo_create` and `pg_notify` are allowed in a read-only transaction, and undone so.
+        with closing(opened) as database:
             database.read_only = True
             # A cursor on the server: rows beyond the limits are never sent. DECLARE takes one SELECT and nothing else.
             with database.cursor(name="evsys") as cursor:
@@ -412,7 +418,7 @@ def query(request: HttpRequest, project: str) -> HttpResponse:
     if request.method != "POST":
         raise Refusal(405, f"{request.method} is not possible here; use POST with {{sql}}")
     visitor = auth.visitor_for(request, project)
-    body = ingest.parse_body(request.body, request.headers.get("Content-Encoding", ""))
+    body = parse_body(request.body, request.headers.get("Content-Encoding", ""))
     sql = body.get("sql")
     if not isinstance(sql, str):
         raise Refusal(422, "sql: give one SELECT as text")

@@ -43,6 +43,7 @@ def whole_number(request: HttpRequest, name: str) -> int | None:
     if not text:
         return None
     try:
+        # By way of a float, so that 1e6 is a number of steps too.
         return int(float(text))
     except (ValueError, OverflowError):
         raise auth.Refusal(400, f"{name}={text!r} is not a number") from None

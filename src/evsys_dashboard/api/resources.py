@@ -362,7 +362,9 @@ def page_of[T: (ExperimentRow, GenerationRow)](
     text = request.GET.get("cursor", "")
     if text:
         created, identifier = read_cursor(text)
+        # From the last row on instead of by a number: an offset would repeat a row for each that arrived meanwhile.
         found = found.filter(Q(created__lt=created) | Q(created=created, id__lt=identifier))
+    # One more than asked for: whether it is there says whether there is a next page.
     rows = list(found.order_by("-created", "-id")[: limit + 1])
     if len(rows) <= limit:
         return rows, None
@@ -404,6 +406,7 @@ def answer(model: BaseModel) -> HttpResponse:
 def list_projects(request: HttpRequest) -> HttpResponse:
     """The projects that the key or the person may see."""
     if "Authorization" in request.headers:
+        # A key has one project, whatever its owner may see.
         found: Sequence[Project] = [auth.check_key(request.headers["Authorization"], "", "read").project]
     elif not request.user.is_authenticated:
         raise Refusal(401, "log in, or send an API key: `Authorization: Bearer evk_...`")
@@ -440,6 +443,7 @@ def list_experiments(visitor: Visitor, request: HttpRequest) -> HttpResponse:
         # Tags are a JSON list, which SQLite cannot search: ids of those that have it. Tags of a project are few kB.
         tagged = ExperimentRow.objects.filter(project=visitor.project).values_list("pk", "tags")
         found = found.filter(pk__in=[pk for pk, tags in tagged if tag in tags])
+    # A record may have megabytes, and the summary needs nothing of it.
     rows, after = page_of(found.defer("record", "config", "figures", "field_times", "conclusion"), request)
     summaries = [ExperimentSummary(**summarize_experiment(row)) for row in rows]
     return answer(ExperimentsAnswer(experiments=summaries, next=after))
@@ -502,6 +506,7 @@ def list_changes(visitor: Visitor, request: HttpRequest) -> HttpResponse:
     """Ids of experiments and runs that changed after `since` (a cursor of an earlier answer; empty: from now on)."""
     text = text_in(request, "since")
     if not text:
+        # A first question has nothing to catch up with: the cursor is all it needs.
         cursor = current_cursor(visitor.project)
         return answer(ChangesAnswer(cursor=cursor, experiments=[], runs=[], more=False))
     found = changes_since(visitor.project, text)
@@ -591,10 +596,11 @@ ROUTES = (
 )
 
 
-def _guarded(route: Route) -> Callable[..., HttpResponse]:
+def _guard(route: Route) -> Callable[..., HttpResponse]:
     view = route.view
     assert view is not None
 
+    # Before the view, so that no view can forget the method, the key or the project.
     @auth.api
     def respond(request: HttpRequest, project: str | None = None, **parts: str) -> HttpResponse:
         if request.method not in ("GET", "HEAD"):
@@ -663,5 +669,5 @@ def openapi(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("api/openapi.json", openapi),
-    *(path(route.path, _guarded(route)) for route in ROUTES if route.view is not None),
+    *(path(route.path, _guard(route)) for route in ROUTES if route.view is not None),
 ]

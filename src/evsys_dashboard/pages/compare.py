@@ -114,6 +114,7 @@ def rollout_of(row: PredictionRow) -> Rollout:
     turns = []
     for one in body.get("turns") or []:
         text, n = (one.get("text"), one.get("completion_tokens")) if isinstance(one, dict) else (one, 0)
+        # A bound on what a client may claim: the list below is as long as its number.
         tokens = [0] * (n if isinstance(n, int) and 0 <= n < 10_000_000 else 0)
         turns.append(Turn(prompt_tokens=[], completion_tokens=tokens, logprobs=[], text=str(text or "")))
     return Rollout(
@@ -255,7 +256,6 @@ def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
         "section": "lab",
         "rows": rows,
         "missing": [pk for pk in ids if pk not in known],
-        "choices": [(row, [arm.arm for arm in read_digest(row).arms], wanted.get(row.pk, [])) for row in rows],
         "metric": metric or "",
         "others": ExperimentRow.objects.filter(project=project)
         .exclude(pk__in=ids)
@@ -265,7 +265,14 @@ def compare_page(request: HttpRequest, project_id: str) -> HttpResponse:
     try:
         found, sides = compare_rows(rows, wanted, metric)
     except EvsysError as exc:
-        return render(request, "dashboard/compare.html", context | {"problem": str(exc).rstrip(".")})
+        found, sides = None, []
+        context["problem"] = str(exc).rstrip(".")
+    compared = {row.pk: ", ".join(one.side.arm.arm for one in sides if one.row.pk == row.pk) for row in rows}
+    context["choices"] = [
+        (row, [arm.arm for arm in read_digest(row).arms], wanted.get(row.pk, []), compared[row.pk]) for row in rows
+    ]
+    if found is None:
+        return render(request, "dashboard/compare.html", context)
     keys = list(found.scores)
     context |= {
         "found": found,

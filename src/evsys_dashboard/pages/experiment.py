@@ -39,7 +39,7 @@ from evsys_sdk.report.recorded import hypothesis_words, recorded_verdict
 from evsys_sdk.report.setup import setup_of
 from evsys_sdk.report.svg import forest_svg, plan_forest
 from evsys_sdk.report.verdict_text import effect
-from evsys_sdk.score_names import score_key
+from evsys_sdk.score_names import AmbiguousName, resolve, score_key
 from evsys_sdk.stats.verdict import ArmVerdict, Comparison, Verdict
 
 MOST_OTHERS = 300
@@ -182,7 +182,11 @@ def _against(found: Comparison | None, verdict: Verdict | None) -> str:
 def score_table(digest: Digest, record: ExperimentRecord | None) -> ScoreTable:
     """All scores of all arms as means over their completed seeds, as `evsys show` has them, with intervals."""
     before = untrained_scores(record)
-    keys = sorted({key for arm in digest.arms for key in arm.metrics if "/" in key} | set(before), reverse=True)
+    evals = [one for run in (record.runs if record else ()) for one in run.evals]
+    scored = {score_key(one.split, one.name, score.metric) for one in evals for score in one.scores}
+    # Numbers of a stage (`first/tokens`) are called like scores. Where evaluations are recorded, they say what is one.
+    named = {key for arm in digest.arms for key in arm.metrics if key in scored or (not scored and "/" in key)}
+    keys = sorted(named | set(before), reverse=True)
     rows = []
     if before:
         cells = []
@@ -283,6 +287,14 @@ def status_text(row: ExperimentRow, digest: Digest, runs: Sequence[GenerationRow
     return None
 
 
+def measured_so_far(metric: str, names: Sequence[str]) -> list[str]:
+    """The scores that the success metric means, of an experiment that has no record yet."""
+    try:
+        return resolve(metric, names) if metric else []
+    except AmbiguousName as exc:
+        return exc.keys
+
+
 def config_of(row: ExperimentRow, record: ExperimentRecord | None) -> dict[str, Any]:
     return dict(record.config if record and record.config else row.config or {})
 
@@ -347,7 +359,8 @@ def experiment_context(project: Project, row: ExperimentRow, against: str = "") 
     chosen = others.filter(pk=against).first() if against else parent
     config = config_of(row, record)
     metrics = metric_names([run.pk for run in runs])
-    first = [name for name in metrics if name in FIRST or name in digest.measured] or metrics
+    measured = digest.measured or measured_so_far(row.metric, metrics)
+    first = [name for name in metrics if name in FIRST or name in measured] or metrics
     hypothesis_result = record.hypothesis_result if record else {}
     curves_url = f"/api/v1/projects/{quote(project.pk, safe='')}/experiments/{quote(row.pk, safe='')}/curves"
     return {

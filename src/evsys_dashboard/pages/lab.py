@@ -180,6 +180,7 @@ def rows(request: HttpRequest, project: str) -> HttpResponse:
     """Rows alone: the next page of the list, or of the experiments named by `id` those that the filter lets through."""
     found = auth.project_for(request, project)
     query = read_query(request.GET)
+    # Bounded, as each id is a parameter of the statement, of which SQLite takes 32,766.
     ids = request.GET.getlist("id")[: 10 * PAGE]
     if ids:
         matching, problems = find_experiments(found, query)
@@ -205,6 +206,7 @@ def download_csv(request: HttpRequest, project: str) -> StreamingHttpResponse:
     def lines() -> Iterator[str]:
         writer = csv.writer(Line())
         yield writer.writerow(SHOWN_FIELDS)
+        # In parts: a list of thousands is never whole in memory.
         for row in found.values_list(*SHOWN_FIELDS).iterator(chunk_size=500):
             yield writer.writerow([cell(value) for value in row])
 

@@ -38,6 +38,7 @@ def chosen_eval(run: GenerationRow, wanted: str) -> EvalRow | None:
 def metadata_keys(rollouts: Any) -> list[str]:
     """Keys and values of metadata that rollouts can be filtered by: short texts and numbers that some share."""
     seen: dict[str, set[str]] = {}
+    # A sample: metadata of one benchmark has the same keys in each task.
     for body in rollouts.values_list("body", flat=True)[:500]:
         question = body.get("question") if isinstance(body, dict) else None
         for holder in (question, body):
@@ -113,6 +114,7 @@ def rollouts_page(request: HttpRequest, project_id: str) -> HttpResponse:
         page = begin - PER_PAGE if other < 0 else begin + PER_PAGE if other >= len(rows) else begin
         if page < 0 or page >= total:
             return ""
+        # On the page before or after, which is not loaded, the first rollout is open.
         near = rows[other].pk if 0 <= other < len(rows) else ""
         return wanted.url(rollout=near, **{"from": str(page) if page else ""})
 
@@ -164,6 +166,7 @@ def rollout_file(request: HttpRequest, project_id: str, rollout_id: str) -> Http
     parts += [f"== {message.role}\n{message.text}\n" for message in found.messages]
     parts += [f"== expected\n{found.expected}\n"] if found.expected else []
     parts += [f"== error\n{found.error}\n"] if found.error else []
+    # A model may write half a surrogate pair, which UTF-8 cannot hold: it stands as its escape.
     return attachment("\n".join(parts).encode(errors="backslashreplace"), "text/plain; charset=utf-8",
                       f"rollout-{row.pk[:20]}.txt")  # fmt: skip
 

@@ -98,6 +98,7 @@ def number_text(value: object) -> str:
 @require_GET
 def run_page(request: HttpRequest, project_id: str, run_id: str) -> HttpResponse:
     project = auth.project_for(request, project_id)
+    # Before the rows are read: what changes in between is then asked for again, and never missed.
     since = current_cursor(project)
     run = find_run(project, run_id)
     ensure_loaded(run)

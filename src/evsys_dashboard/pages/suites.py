@@ -99,6 +99,7 @@ def usage_in(project: Project) -> SuiteUsage:
     rows = (
         ExperimentRow.objects.filter(project=project)
         .order_by("-created")
+        # Two keys of the record, cut out by the database: a whole one may have megabytes.
         .values_list("id", "name", "created", "config", "record__contents", "record__config")[: LOOKED_THROUGH + 1]
     )
     for number, (pk, name, created, config, contents, recorded) in enumerate(rows):
@@ -117,6 +118,7 @@ def usage_in(project: Project) -> SuiteUsage:
             user = SuiteUser(id=pk, name=name, created=created, by_name=True)
             usage.by_id.setdefault(text, []).append(user)
             if not hashes:
+                # A hash tells the version; a name alone might claim every version.
                 usage.by_name.setdefault(text, []).append(user)
     return usage
 

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from evsys_engine.models.errors import ModelError, need
 from evsys_engine.models.gguf import CLASSES, LAYER, TOP, write_configs, write_weights
 from evsys_engine.models.tokenizer import Specials, save_tokenizer
 from evsys_engine.types import Array, JsonObject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # `tiny-random`: a whole model that is made in a blink, for tests and first tries.
 #
@@ -86,7 +89,7 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
-def make_config(tokenizer: Any) -> JsonObject:
+def make_config(tokenizer: PreTrainedTokenizerBase) -> JsonObject:
     return {
         "architectures": [CLASSES["llama"]],
         "model_type": "llama",

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from evsys_engine.models.cache import require_space
 from evsys_engine.models.errors import ModelError, need
 from evsys_engine.models.tokenizer import Specials, save_tokenizer, tokenizer_from_gguf
 from evsys_engine.types import Array, JsonObject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RECIPE = "gguf-1"
 """Changes whenever the same file would give another folder."""
@@ -153,7 +156,7 @@ def _kv_heads(file: GgufFile) -> int:
     return int(file.setting("attention.head_count_kv", file.setting("attention.head_count")))
 
 
-def model_config(file: GgufFile, tokenizer: Any, specials: Specials) -> JsonObject:
+def model_config(file: GgufFile, tokenizer: PreTrainedTokenizerBase, specials: Specials) -> JsonObject:
     """`config.json`."""
     heads, hidden = file.setting("attention.head_count"), file.setting("embedding_length")
     theta = _short(file.setting("rope.freq_base", 10000.0))

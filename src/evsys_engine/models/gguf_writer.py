@@ -12,7 +12,8 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from evsys_engine.models.gguf import CLASSES, LAYER, LAYER_EXTRA, TOP
 from evsys_engine.models.tokenizer import NORMAL, PRE_TOKENIZERS, UNUSED, USER_DEFINED, tokenizer_from_gguf
 from evsys_engine.peft_folder import ADAPTER, PREFIX, read_peft_folder
 from evsys_engine.types import Array, JsonObject
+
+if TYPE_CHECKING:
+    from gguf import GGUFValueType, GGUFWriter
 
 NumberType = Literal["f32", "f16", "bf16", "q8_0"]
 CONTROL = 3
@@ -139,7 +143,9 @@ def _rope(config: JsonObject) -> JsonObject:
     return {"rope_type": kind, "rope_theta": float(told.get("rope_theta") or config.get("rope_theta") or 10000.0)}
 
 
-def _write_settings(writer: Any, gguf: Any, config: JsonObject, name: str, number_type: NumberType) -> None:
+def _write_settings(
+    writer: GGUFWriter, gguf: ModuleType, config: JsonObject, name: str, number_type: NumberType
+) -> None:
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     width = int(config.get("head_dim") or hidden // heads)
     writer.add_name(name)
@@ -189,7 +195,7 @@ def _tensors(folder: Path, config: JsonObject, architecture: str) -> Iterator[tu
         yield ours, values if rows is None else _swap_halves(values, rows)
 
 
-def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:
+def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[object, GGUFValueType]]:
     """The tokenizer as GGUF metadata: key -> value and its type."""
     kinds = need("gguf").GGUFValueType
     fast = need("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -210,7 +216,7 @@ def _tokenizer_fields(folder: Path, size: int) -> dict[str, tuple[Any, Any]]:
     for token, number in numbers.items():
         tokens[number], types[number] = token, added.get(token, NORMAL)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    fields: dict[str, tuple[Any, Any]] = {
+    fields: dict[str, tuple[object, GGUFValueType]] = {
         "tokenizer.ggml.model": ("gpt2", kinds.STRING),
         "tokenizer.ggml.tokens": (tokens, kinds.ARRAY),
         "tokenizer.ggml.token_type": (types, kinds.ARRAY),

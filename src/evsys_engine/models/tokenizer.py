@@ -11,10 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evsys_engine.models.errors import ModelError, need
 from evsys_engine.types import JsonObject
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 NORMAL, USER_DEFINED, UNUSED = 1, 4, 5
 """Of llama.cpp's token types; all others are control tokens."""
@@ -37,7 +41,7 @@ class Specials:
     unk: str | None = None
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> tuple[Any, Specials]:
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> tuple[Tokenizer, Specials]:
     """A `tokenizers.Tokenizer` that splits as llama.cpp does on the same file, and its special tokens."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
@@ -87,7 +91,9 @@ def choose_specials(metadata: Mapping[str, Any]) -> Specials:
     return Specials(bos=named.get("bos"), eos=eos, pad=named.get("padding", eos), unk=named.get("unknown"))
 
 
-def save_tokenizer(tokenizer: Any, folder: Path, specials: Specials, *, template: str | None, context: int) -> None:
+def save_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, specials: Specials, *, template: str | None, context: int
+) -> None:
     """Write the two files by which `AutoTokenizer` finds this very tokenizer."""
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos_token": specials.bos, "eos_token": specials.eos, "pad_token": specials.pad, "unk_token": specials.unk}
@@ -113,7 +119,9 @@ def _pre_tokenizer(tokenizers: Any, pre: str) -> Any:
     return kinds.ByteLevel(add_prefix_space=False)
 
 
-def _added_tokens(tokenizers: Any, tokens: list[str], metadata: Mapping[str, Any], *, special: bool) -> list[Any]:
+def _added_tokens(
+    tokenizers: Any, tokens: list[str], metadata: Mapping[str, Any], *, special: bool
+) -> list[AddedToken]:
     """Tokens that are found in a text as they stand: control tokens, or what the model's makers added as words."""
     types = metadata["tokenizer.ggml.token_type"]
     return [

@@ -77,7 +77,7 @@ class Futures:
     def get(self, request_id: str) -> Promise | None:
         return self._promises.get(request_id)
 
-    def make(self, request_id: str, session_id: str, payload: str, **extra: Any) -> Promise:
+    def make(self, request_id: str, session_id: str, payload: str, **extra: object) -> Promise:
         promise = Promise(request_id, session_id, asyncio.get_running_loop().create_future(), payload, extra=extra)
         self._promises[request_id] = promise
         return promise

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from evsys_engine.http import HttpRequest
 from evsys_engine.server import bodies
@@ -148,7 +147,7 @@ def _path(run: str, kind: str, name: str) -> TinkerPath:
     return TinkerPath.parse(f"tinker://{run}/{kind}/{name}")
 
 
-def _page(request: HttpRequest, items: list[Any], default_limit: int) -> tuple[list[Any], dict[str, int]]:
+def _page[T](request: HttpRequest, items: list[T], default_limit: int) -> tuple[list[T], dict[str, int]]:
     try:
         limit, offset = int(request.query.get("limit", default_limit)), int(request.query.get("offset", 0))
     except ValueError as exc:

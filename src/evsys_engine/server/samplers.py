@@ -11,10 +11,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from evsys_engine.server.limits import ServerLimits
 from evsys_engine.types import EngineApi, EngineSampler, SampleOutput, SampleRequest
+
+if TYPE_CHECKING:
+    from evsys_engine.sample_queue import SampleQueue
 
 InWorker = Callable[..., Awaitable[Any]]
 """`in_worker(function, *arguments)`: on a thread, awaited."""
@@ -23,8 +26,8 @@ InWorker = Callable[..., Awaitable[Any]]
 @dataclass(frozen=True, slots=True)
 class Loaded:
     sampler: EngineSampler
-    queue: Any = None
-    """A `SampleQueue` over it."""
+    queue: SampleQueue | None = None
+    """Joins requests into batches; only over a sampler of our own engine."""
 
     def close(self) -> None:
         if self.queue is not None:

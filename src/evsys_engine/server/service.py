@@ -55,9 +55,9 @@ class Service:
         self.samplers = Samplers(engine, self.in_worker, limits)
         self.archives = Archives(checkpoints.folder, time.monotonic, seconds=limits.archive_seconds)
 
-    async def in_worker(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def in_worker[**P, T](self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The function's result; it runs on a thread, and to its end even if its caller has gone."""
-        running = self._pool.submit(function, *args)
+        running = self._pool.submit(function, *args, **kwargs)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(running)
@@ -270,7 +270,7 @@ class Service:
         request_id: str,
         body: BaseModel,
         work: Callable[[], Awaitable[HttpResponse]],
-        **extra: Any,
+        **extra: object,
     ) -> JsonObject:
         """Begin at once. The same request sent again is the same promise."""
         payload = bodies.digest_body(body)
@@ -315,7 +315,7 @@ class Service:
         await self.in_worker(self.archives.sweep)
 
     async def close(self, patience_seconds: float) -> bool:
-        """The server goes down: nothing new begins. False if something still ran when patience was at its end."""
+        """The server goes down: nothing new begins. False if something still ran at the time limit."""
         for session in self.sessions.all():
             for model in session.models.values():
                 model.queue.abandon()

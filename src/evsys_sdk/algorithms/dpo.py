@@ -138,6 +138,7 @@ def dpo_loss(*, beta: float, label_smoothing: float, pairs: int) -> LossCallable
         # `keep_together` of the batch guarantees that a call has whole pairs, in this order.
         chosen, rejected = beta * gains[0::2], beta * gains[1::2]
         margin = chosen - rejected
+        # Rafailov et al. 2023, equation 7, with the smoothing of Mitchell 2023 (conservative DPO).
         losses = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
         seen = {"margin": margin, "accuracy": margin > 0, "reward/chosen": chosen, "reward/rejected": rejected}
         # By the pairs of the step and not of this call: gradients of several calls add up to the mean over the step.
@@ -180,8 +181,10 @@ class DPO(BaseAlgorithm):
         self.pairs = [(row_id, pair) for row_id, pair in named if pair is not None]
         self.dropped = [row_id for row_id, pair in named if pair is None]
         self._report()
+        # Pairs per optimiser step, which is what a step of the run is.
         size = self.cfg.batch_size * self.cfg.grad_accumulation
         self.order = RowOrder(len(self.pairs), batch_size=size, seed=ctx.seed)
+        # The reference is the model before the first step, which training moves away from: it has to be saved now.
         start = await self.client.save_weights_for_sampler("reference")
         self.reference = await backend.create_sampling_client(start)
         self.compared: dict[int, list[Datum]] = {}
@@ -199,6 +202,7 @@ class DPO(BaseAlgorithm):
             loss_fn=loss,
             row_ids=[self.pairs[index][0] for index in chosen],
             loss_scale=1.0,
+            # A micro-batch holds whole pairs: the loss compares the two.
             keep_together=2,
         )
 

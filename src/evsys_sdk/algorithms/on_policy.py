@@ -22,7 +22,7 @@ from evsys_sdk.logs import get_logger
 from evsys_sdk.protocols import AgentSpec, Rollout, Row, RunContext
 from evsys_sdk.training.batch import RowOrder
 from evsys_sdk.training.prompts import Prompt
-from evsys_sdk.training.rollout_data import Gated, Group, gate, log_rollouts, rewarded, rollout_metrics
+from evsys_sdk.training.rollout_data import Gated, Group, gate, log_rollouts, rollout_metrics, with_failing_reward
 from evsys_sdk.training_api import SamplingClient, SamplingParams, TrainingService, derive_seed, discard_weights, let_go
 
 # Saved weights that roll out, from the step they are saved before to the last step that learns from them.
@@ -240,7 +240,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         )
         return [
             [
-                rewarded(rollout, prompt.failing_reward) if prompt.judged else replace(rollout, reward=None)
+                with_failing_reward(rollout, prompt.failing_reward) if prompt.judged else replace(rollout, reward=None)
                 for rollout in group
             ]
             for group, prompt in zip(groups, prompts, strict=True)

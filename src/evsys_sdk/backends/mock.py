@@ -82,12 +82,14 @@ class MockFuture[T]:
         self._error: Exception | None = None
         try:
             self._value = compute()
+        # Raised where the answer is awaited, as a server's error would be.
         except Exception as exc:
             self._error = exc
 
     def __await__(self) -> Generator[object, None, T]:
         wait = self._ready_at - time.monotonic()
         if wait > 0:
+            # A generator, since `__await__` cannot be a coroutine.
             yield from asyncio.sleep(wait).__await__()
         if self._error is not None:
             raise self._error
@@ -151,6 +153,7 @@ class MockService:
         from evsys_sdk.backends.mock_model import TableModel, restore
 
         if path is None:
+            # Any rank: untrained adapters of all ranks add nothing to the base.
             return TableModel(model_name=self.model_name, rank=1, seed=None)
         return restore(path, "sampler", self.model_name)[0]
 
@@ -171,6 +174,7 @@ class MockTrainingClient:
         self._busy_until = 0.0
 
     def _submit[T](self, compute: Callable[[], T]) -> MockFuture[T]:
+        # Calls of one client wait in line, as at a server that has one model to change.
         self._busy_until = self._service.due(self._busy_until)
         return MockFuture(compute, self._busy_until)
 
@@ -197,6 +201,7 @@ class MockTrainingClient:
         self._optim_calls += 1
         if self._optim_calls == self._service.fail_at_step:
             raise BackendError(f"the mock backend fails at step {self._optim_calls} as configured (fail_at_step)")
+        # Gone before the step is taken: a step that fails must not leave gradients for the next.
         gradients, self._gradients = self._gradients, MockGradients()
         return OptimStepOutput(metrics={"grad_norm": self._adam.step(self._model, gradients, params)})
 
@@ -219,6 +224,7 @@ class MockTrainingClient:
 
         model, adam = restore(path, "state", self._model.model_name, self._model.rank)
         self._model, self._gradients = model, MockGradients()
+        # Without its optimiser a state is a starting point: a stage of a chain begins with fresh moments.
         self._adam = adam if optimizer and adam is not None else Adam(model)
 
     def get_tokenizer(self) -> ByteTokenizer:

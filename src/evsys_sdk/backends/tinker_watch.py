@@ -71,7 +71,7 @@ class Watch:
     def observing(self, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """`send`, with each outcome noted, and a pause before the client can repeat a failed request for a result."""
 
-        async def observed(request: Any, **options: Any) -> Any:
+        async def observe(request: Any, **options: Any) -> Any:
             route, began = request.url.path.rstrip("/").rpartition("/")[2], self._clock()
             self._waiting[id(request)] = route, began
             try:
@@ -94,7 +94,7 @@ class Watch:
                 await asyncio.sleep(pause_seconds(trouble.tries, response.headers.get("retry-after")))
             return response
 
-        return observed
+        return observe
 
     def note(self, route: str, began: float, why: str | None) -> Trouble | None:
         """A request on `route` failed, saying `why`, or (None) got an answer."""

@@ -20,6 +20,7 @@ from evsys_sdk.config.schema import DataConfig, ExperimentConfig
 from evsys_sdk.config.yaml_io import source_of
 from evsys_sdk.contamination.audit import (
     EVAL_DATA,
+    Audit,
     KnownBenchmark,
     Suite,
     audits_of,
@@ -41,10 +42,19 @@ MAX_BYTES, MAX_ROWS = 100_000_000, 100_000
 
 def foreseen_leakage(config: ExperimentConfig, benchmarks: BenchmarkLoader) -> list[Problem]:
     """What the runs of this config will warn of, or under `leakage: error` refuse to train on."""
+    source, found = source_of(config), []
+    for place, audit in foreseen_audits(config, benchmarks):
+        if not audit.clean:
+            text = refusal(place, [audit]) if config.leakage == "error" else f"leakage: {audit.text}"
+            found.append(source.located(Problem(path=place, message=text)))
+    return found
+
+
+def foreseen_audits(config: ExperimentConfig, benchmarks: BenchmarkLoader) -> Iterator[tuple[str, Audit]]:
+    """Each data block's place, with what its rows and a benchmark have in common; none under `leakage: off`."""
     if config.leakage == "off":
-        return []
-    suites, source = read_benchmarks(config, benchmarks)[0], source_of(config)
-    seen, found = set[str](), []
+        return
+    suites, seen = read_benchmarks(config, benchmarks)[0], set[str]()
     for block in _blocks(config):
         if block.key in seen:
             continue
@@ -52,10 +62,7 @@ def foreseen_leakage(config: ExperimentConfig, benchmarks: BenchmarkLoader) -> l
         known = [*suites, *_own_suite(block, config)]
         rows = _cheap_rows(block.data, config) if known else None
         for audit in audits_of(rows, known) if rows else ():
-            if not audit.clean:
-                text = refusal(block.place, [audit]) if config.leakage == "error" else f"leakage: {audit.text}"
-                found.append(source.located(Problem(path=block.place, message=text)))
-    return found
+            yield block.place, audit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ its verbs is called, and heavy libraries inside the verb.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import signal
 import sys
@@ -83,6 +84,11 @@ class Evsys(VerbGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
+
+FAULTS_OF_THE_MACHINE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP,
+)  # fmt: skip
+"""What a file system refuses: the path and its reason say it all, and a traceback would name the wrong culprit."""
 
 evsys = click.version_option(__version__, message="evsys %(version)s")(
     Evsys(
@@ -180,6 +186,14 @@ def run_words(words: list[str]) -> int:
         # Python flushes stdout once more when it ends, and would meet the closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as exc:
+        if exc.errno not in FAULTS_OF_THE_MACHINE or exc.filename is None:
+            raise
+        message = f"{os.fsdecode(exc.filename)}: {exc.strerror}"
+        print_text(message, stream=sys.stderr)
+        if "--json" in words:
+            print_json(refusal(message))
+        return EXIT_BAD_INPUT
 
 
 def usage_message(exc: click.UsageError) -> str:

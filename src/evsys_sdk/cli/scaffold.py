@@ -41,6 +41,8 @@ def init_project(name: str, date: datetime.date, as_json: bool) -> int:
     kept and listed."""
     from evsys_sdk.scaffold.project import init_project as scaffold
 
+    if not name:  # an unset variable of a script, which Path would take for the current folder
+        raise click.BadParameter("is empty; name a folder, or `.` for the current one", param_hint="NAME")
     made = scaffold(Path(name), date=date)
     config = f"experiments/{made.experiment}/config.yaml"
     enter = "" if made.root == Path.cwd() else f"cd {shlex.quote(os.path.relpath(made.root))} && "

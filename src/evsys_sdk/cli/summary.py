@@ -20,6 +20,7 @@ from evsys_sdk.report.conclusion import score_lines
 if TYPE_CHECKING:
     from evsys_sdk.experiment.outcome import ExperimentResult
     from evsys_sdk.protocols import RunResult
+    from evsys_sdk.stats.verdict import ArmVerdict, Verdict
 
 BEST = "*"
 
@@ -68,12 +69,20 @@ def arm_rows(result: ExperimentResult) -> list[ArmRow]:
                 if arm.mean is not None
                 else "no score",
                 change="baseline" if one.arm == verdict.baseline_arm else change,
-                verdict=unscored if arm.mean is None else arm.verdict or "",
+                verdict=unscored if arm.mean is None else _word(verdict, arm),
                 seeds=str(arm.n_seeds) if arm.n_seeds == launched else f"{arm.n_seeds} of {launched}",
                 errors=f"{arm.n_errors:,} of {arm.n_rollouts:,}" if arm.n_errors else "",
             )
         )
     return rows
+
+
+def _word(verdict: Verdict, arm: ArmVerdict) -> str:
+    """How the arm compares with the baseline; where all arms scored the same on every task there is nothing to decide,
+    and the conclusion below the table says so."""
+    if verdict.constant is not None and arm.vs_baseline is not None:
+        return "the same"
+    return arm.verdict or ""
 
 
 def print_arm_table(result: ExperimentResult, rows: list[ArmRow]) -> None:

@@ -19,7 +19,8 @@ from evsys_sdk.config.schema import ExperimentConfig
 @cache
 def places_of_keys() -> dict[str, list[str]]:
     """Every key of the config -> where it may stand, the shallowest place first and `deploy` last: `continual` ->
-    `run`. The settings of built-in algorithms, backends, transforms and callbacks are keys too."""
+    `run`. The settings of built-in algorithms, backends, transforms and callbacks are keys too, and so are the names of
+    callbacks."""
     found: dict[str, dict[str, None]] = {}
     for key, place in _keys_in(ExperimentConfig, "", ()):
         found.setdefault(key, {})[place] = None
@@ -30,6 +31,8 @@ def places_of_keys() -> dict[str, list[str]]:
                 config = registry.config_model(kinds.get(kind))
                 for key in config.model_fields if config is not None else ():
                     found.setdefault(key, {})[place] = None
+        for callback in registry.REGISTRIES["callback"].names():  # `early_stopping: {...}` among the params
+            found.setdefault(callback, {"callbacks": None})
 
     def rank(place: str) -> tuple[bool, int]:
         # `base_url` and the like are asked for where a run trains far more often than where its weights go.

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from evsys_sdk.config import key_places  # noqa: F401  (makes the places of keys known)
 from evsys_sdk.config.base import JsonDict
 from evsys_sdk.config.schema import ExperimentConfig
-from evsys_sdk.config.sweep import expanded, name_problems, set_dotted
+from evsys_sdk.config.sweep import expand_sweep, name_problems, set_dotted
 from evsys_sdk.config.yaml_io import (
     FROM_COMMAND_LINE,
     ConfigSource,
@@ -58,7 +58,7 @@ def parse_config(document: Document, *, folder: Path) -> ExperimentConfig:
         found = [replace(p, next_command="evsys schema config") for p in problems_of(exc, ExperimentConfig)]
         raise ConfigError(document.label, [source.located(p) for p in found]) from None
     remember(config, source)
-    config = expanded(config)
+    config = expand_sweep(config)
     if not source_of(config).origins:
         single = [Origin(prefix=("run",))] if config.run is not None else None
         several = [Origin(prefix=("runs", index)) for index in range(len(config.runs or []))]

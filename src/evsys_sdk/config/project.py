@@ -138,6 +138,9 @@ def _forget_other_project(folders: Sequence[Path], top: str) -> None:
 
 def _why(name: str, exc: BaseException, folders: list[Path]) -> str:
     if isinstance(exc, ModuleNotFoundError) and exc.name and name.split(".")[0] == exc.name.split(".")[0]:
+        module = name.removesuffix(".py").replace("/", ".")
+        if module != name and _lies_in(folders, module):
+            return f"a module is named without its ending: {module}"
         return f"no such module; looked in {', '.join(map(str, folders))} and the installed packages"
     if isinstance(exc, EvsysError):
         return f"importing it failed: {exc}"

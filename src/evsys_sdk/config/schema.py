@@ -37,7 +37,7 @@ from evsys_sdk.config.run_config import (
     SearchSpec,
     Stage,
 )
-from evsys_sdk.config.sweep import expanded, sample_runs
+from evsys_sdk.config.sweep import expand_sweep, sample_runs
 
 __all__ = [
     "NEEDED_BY_SOURCE",
@@ -130,5 +130,5 @@ class ExperimentConfig(Strict):
         """Every arm, the sweep expanded; of a search that draws, runs that have each value of its space once."""
         if self.search is not None:
             return sample_runs(self)
-        config = expanded(self)
+        config = expand_sweep(self)
         return [config.run] if config.run is not None else list(config.runs or [])

@@ -65,7 +65,7 @@ class ProblemSet:
             raise ConfigError(source.label, [source.located(problem) for problem in self.problems.values()])
 
 
-def expanded(config: ExperimentConfig) -> ExperimentConfig:
+def expand_sweep(config: ExperimentConfig) -> ExperimentConfig:
     """`config` with its matrix, if any, replaced by the runs it stands for. A search is checked and stays."""
     if config.search is not None:
         return _check_search(config)

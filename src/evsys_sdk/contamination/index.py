@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from evsys_sdk.contamination.normalize import Gram, Reading, grams_of, reversed_text, solid_text, turned
+from evsys_sdk.contamination.normalize import Gram, Reading, grams_of, reversed_text, rot13, solid_text
 from evsys_sdk.contamination.tasks import (
     COVERED,
     GRAM_WORDS,
@@ -365,10 +365,10 @@ class RowSearch:
             last = len(text.run) - GRAM_WORDS
             for at in range(0, last + 1, max(1, last // TURNED_GRAMS)):  # spread over all of the text
                 gram = tuple(text.run[at : at + GRAM_WORDS])
-                self.turned_grams[tuple(map(turned, gram))] = turned
+                self.turned_grams[tuple(map(rot13, gram))] = rot13
                 self.turned_grams[tuple(map(reversed_text, gram[::-1]))] = reversed_text
         for mask in (mask for index in indexes for mask in index.by_mask if len(mask) >= MIN_TURNED):
-            self.turned_whole |= {turn(mask): turn for turn in (turned, reversed_text)}
+            self.turned_whole |= {turn(mask): turn for turn in (rot13, reversed_text)}
         self.first_look = self.grams.union(self.turned_grams)
         self._without_match: set[str] = set()
 

@@ -13,9 +13,9 @@ import html
 import quopri
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from urllib.parse import unquote
 
 Gram = tuple[str, ...]
@@ -198,6 +198,8 @@ _MARKUP = re.compile(
     r"strong|sub|sup|table|tbody|td|th|thead|tr|tt|u|ul|wbr)(?:\s[^<>]{0,500})?/?>|\x1b\[[0-9;]{0,20}m",
     re.IGNORECASE | re.DOTALL,
 )
+# What tags and comments say: texts as long as those of other keys of messages that are looked at.
+_IN_MARKUP = re.compile(r"<!--(.{20,})-->|=\s*\"([^\"]{20,})\"|=\s*'([^']{20,})'", re.DOTALL)
 _BLOCKS = re.compile(r"</?(?:br|div|h[1-6]|img|li|ol|p|pre|t|ul)", re.IGNORECASE)  # tags that part words; t: of tables
 _BACKSLASHED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|u\{(0{0,4}[0-9a-fA-F]{1,5})\})")
 _CODED = re.compile(r"[A-Za-z0-9+/_-]{24,}(?:\r?\n[A-Za-z0-9+/_-]{4,})*={0,2}")
@@ -341,33 +343,34 @@ def may_be_coded(text: str) -> bool:
 
 
 def decoded_texts(text: str) -> Iterator[str]:
-    """The text without HTML entities and markup, and what its base64 and the like say."""
-    text = _undo_escapes(text)
-    yield text
-    seen, waiting = {text}, [(text, MOST_LAYERS)]
-    while waiting:
-        coded, layers = waiting.pop()
-        for said in islice(_decode_once(coded), MOST_TEXTS - len(seen)):
-            plain = _undo_escapes(said)
-            if plain in seen:
-                continue
-            seen.add(plain)
-            yield plain
-            if layers > 1 and may_be_coded(plain):
-                waiting.append((plain, layers - 1))
+    """The text without HTML entities and markup, what the markup says, and what base64 and the like say."""
+    seen: set[str] = set()
+    coded: Iterable[str] = [text]
+    for _ in range(1 + MOST_LAYERS):
+        found = []
+        for said in islice(coded, max(0, MOST_TEXTS - len(seen))):
+            for plain in _undo_escapes(said):
+                if plain not in seen:
+                    seen.add(plain)
+                    found.append(plain)
+                    yield plain
+        coded = chain.from_iterable(_decode_once(plain) for plain in found if may_be_coded(plain))
 
 
-def _undo_escapes(text: str) -> str:
-    """Without entities, backslash escapes of letters, and markup."""
+def _undo_escapes(text: str) -> list[str]:
+    """The text without entities, backslash escapes of letters, and markup; then the long texts that the markup has,
+    in comments and attributes."""
     for _ in range(MOST_ESCAPES):
         if "&" not in text or not _ENTITY.search(text):
             break
         text = html.unescape(text)
     if "\\" in text:
         text = _BACKSLASHED.sub(_escaped_letter, text)
-    if "<" in text or "\x1b" in text:
-        text = _MARKUP.sub(lambda found: " " if _BLOCKS.match(found[0]) else "", text)
-    return text
+    if "<" not in text and "\x1b" not in text:
+        return [text]
+    hidden = (said for found in _MARKUP.finditer(text) for said in _IN_MARKUP.findall(found[0]))
+    plain = _MARKUP.sub(lambda found: " " if _BLOCKS.match(found[0]) else "", text)
+    return [plain, *islice(filter(None, chain.from_iterable(hidden)), MAX_PIECES)]
 
 
 def _escaped_letter(found: re.Match[str]) -> str:
@@ -424,7 +427,7 @@ def _from_base64(text: str) -> Iterator[str]:
         if size < 255 and all(map(_CODED_WORD.fullmatch, words[start:end])):
             candidates.append({"".join(words[start:end]): None})
     for attempts in candidates:
-        attempts |= {turned(attempt): None for attempt in attempts}
+        attempts |= {rot13(attempt): None for attempt in attempts}
         said = next((said for attempt in attempts if (said := _read(attempt)) is not None), None)
         if said is not None:
             yield said
@@ -475,11 +478,11 @@ def _readable(data: bytes) -> str | None:
     return None
 
 
-def turned(text: str) -> str:
-    """rot13, which is its own way back."""
+def rot13(text: str) -> str:
+    """rot13; applied twice it gives the text back."""
     return text.translate(_TURN)
 
 
 def reversed_text(text: str) -> str:
-    """From the last letter to the first, which is its own way back too."""
+    """From the last letter to the first; applied twice it gives the text back."""
     return text[::-1]

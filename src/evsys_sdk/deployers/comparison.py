@@ -26,7 +26,7 @@ def compare_logprobs(
     differences: list[float] = []
     for case, answer in zip(fingerprint.cases, answers, strict=True):
         if len(answer) != len(case.logprobs):
-            return _refused(
+            return _refuse(
                 f"{how}: {len(answer)} log probabilities of {case.text!r}, where {len(case.logprobs)} are expected: "
                 "the target splits the text otherwise",
                 tolerance,
@@ -44,7 +44,7 @@ def compare_top(
         shared = [abs(value - answer[token]) for token, value in case.top if token in answer]
         # The last ones of ten may be another ten's eleventh; the likeliest is in both.
         if not case.top or case.top[0][0] not in answer or len(shared) * 2 < len(case.top):
-            return _refused(f"{how}: after {case.text!r} the likeliest tokens are others", tolerance)
+            return _refuse(f"{how}: after {case.text!r} the likeliest tokens are others", tolerance)
         differences += shared
     return _judge(fingerprint, differences, tolerance=tolerance, how=how)
 
@@ -77,5 +77,5 @@ def _judge(fingerprint: Fingerprint, differences: Sequence[float], *, tolerance:
     return ProbeResult(compared="logprobs", ok=ok, detail=detail, difference=difference, tolerance=tolerance)
 
 
-def _refused(detail: str, tolerance: float) -> ProbeResult:
+def _refuse(detail: str, tolerance: float) -> ProbeResult:
     return ProbeResult(compared="logprobs", ok=False, detail=detail, tolerance=tolerance)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from evsys_sdk.config.base import Name, Params
 from evsys_sdk.deployers.comparison import ROUNDED, allowed, compare_logprobs
-from evsys_sdk.deployers.releases import Releases
+from evsys_sdk.deployers.releases import ReleaseDeployer
 from evsys_sdk.errors import EvsysError, need
 from evsys_sdk.experiment.export import export_run
 from evsys_sdk.files import read_object
@@ -38,7 +38,7 @@ class FileForm(Params):
 
 
 @register_deployer("folder")
-class FolderDeployer:
+class FolderDeployer(ReleaseDeployer):
     """Files with a model card: `<path>/<name>/`, and the link `<path>/current` to the newest."""
 
     class Config(FileForm):
@@ -47,30 +47,21 @@ class FolderDeployer:
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)
-        self._releases = Releases(Path(self.cfg.path).expanduser().absolute())
+        super().__init__(self.cfg.path, self.cfg.form_name)
 
     def deploy(self, artifact: ModelArtifact) -> Deployment:
-        made = self._releases.describe(artifact, "folder", self.cfg.form_name)
+        made = self.releases.describe(artifact, "folder", self.form_name)
 
         def fill(part: Path) -> None:
             write_export(artifact, part, self.cfg.form, self.cfg.number_type)
             (part / "README.md").write_text(artifact.card + "\n" + how_to_load(self.cfg.form, artifact))
 
-        self._releases.add(made, self.cfg.form_name, fill)
+        self.releases.add(made, self.form_name, fill)
         return made
 
     def probe(self, deployment: Deployment, artifact: ModelArtifact) -> ProbeResult:
         """Load the files again, by transformers and peft, and score the prompts with them."""
         return probe_files(Path(deployment.endpoint), self.cfg, artifact, files="the files")
-
-    def route(self, deployment: Deployment) -> None:
-        self._releases.switch(deployment.name)
-
-    def retire(self, name: str) -> None:
-        self._releases.remove(name)
-
-    def current(self) -> Deployment | None:
-        return self._releases.current(self.cfg.form_name)
 
 
 def probe_files(folder: Path, cfg: FileForm, artifact: ModelArtifact, *, files: str) -> ProbeResult:

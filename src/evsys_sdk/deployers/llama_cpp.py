@@ -14,7 +14,7 @@ from pydantic import Field
 from evsys_sdk.config.base import Name, Params
 from evsys_sdk.deployers.comparison import allowed, compare_top
 from evsys_sdk.deployers.folder import GGUF_FILE, TOLERANCES, write_export
-from evsys_sdk.deployers.releases import Releases
+from evsys_sdk.deployers.releases import ReleaseDeployer
 from evsys_sdk.errors import EvsysError, need, shorten
 from evsys_sdk.experiment.export import export_run
 from evsys_sdk.protocols import Deployment, ModelArtifact, ProbeResult
@@ -26,7 +26,7 @@ PROBE_SECONDS = 600.0
 
 
 @register_deployer("llama_cpp")
-class LlamaCppDeployer:
+class LlamaCppDeployer(ReleaseDeployer):
     """GGUF files for llama.cpp, checked by llama.cpp itself (package xllamacpp): `<path>/current` is what to start."""
 
     class Config(Params):
@@ -41,14 +41,10 @@ class LlamaCppDeployer:
 
     def __init__(self, **params: Any) -> None:
         self.cfg = self.Config(**params)
-        self._releases = Releases(Path(self.cfg.path).expanduser().absolute())
-
-    @property
-    def _form(self) -> str:
-        return f"{self.cfg.form}-{self.cfg.number_type}"
+        super().__init__(self.cfg.path, f"{self.cfg.form}-{self.cfg.number_type}")
 
     def deploy(self, artifact: ModelArtifact) -> Deployment:
-        made = self._releases.describe(artifact, "llama_cpp", self._form)
+        made = self.releases.describe(artifact, "llama_cpp", self.form_name)
 
         def fill(part: Path) -> None:
             if self.cfg.form == "merged":
@@ -61,12 +57,12 @@ class LlamaCppDeployer:
                     export_run(artifact.base_model, "gguf", base, number_type=self.cfg.number_type)
             (part / "README.md").write_text(artifact.card + "\n" + self._how_to_load(artifact))
 
-        self._releases.add(made, self._form, fill)
+        self.releases.add(made, self.form_name, fill)
         return made
 
     def _base(self, artifact: ModelArtifact) -> Path:
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", artifact.base_model).strip("-")
-        return self._releases.path / BASES / f"{slug}.{self.cfg.number_type}.gguf"
+        return self.releases.path / BASES / f"{slug}.{self.cfg.number_type}.gguf"
 
     def _how_to_load(self, artifact: ModelArtifact) -> str:
         files = f"-m {GGUF_FILE}"
@@ -90,15 +86,6 @@ class LlamaCppDeployer:
         how = f"the files, loaded by llama.cpp (xllamacpp {found['version']})"
         answers = [{int(token): float(value) for token, value in answer} for answer in found["answers"]]
         return compare_top(artifact.fingerprint, answers, tolerance=tolerance, how=how)
-
-    def route(self, deployment: Deployment) -> None:
-        self._releases.switch(deployment.name)
-
-    def retire(self, name: str) -> None:
-        self._releases.remove(name)
-
-    def current(self) -> Deployment | None:
-        return self._releases.current(self._form)
 
 
 def write_adapter(artifact: ModelArtifact, file: Path) -> None:

@@ -86,6 +86,24 @@ class Releases:
         shutil.rmtree(self.path / name, ignore_errors=True)
 
 
+class ReleaseDeployer:
+    """The part that deployers into a folder share: the alias is the link `current`."""
+
+    def __init__(self, path: str, form_name: str) -> None:
+        self.releases = Releases(Path(path).expanduser().absolute())
+        self.form_name = form_name
+        """In which form the files are; a release in another form is another release."""
+
+    def route(self, deployment: Deployment) -> None:
+        self.releases.switch(deployment.name)
+
+    def retire(self, name: str) -> None:
+        self.releases.remove(name)
+
+    def current(self) -> Deployment | None:
+        return self.releases.current(self.form_name)
+
+
 def write_about(folder: Path, made: Deployment, form: str) -> None:
     """Say in the folder which release it is."""
     (folder / ABOUT).write_text(json.dumps({**asdict(made), "form": form}, indent=2) + "\n")

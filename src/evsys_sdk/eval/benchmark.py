@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -154,10 +155,32 @@ class Benchmark:
             num_samples=num_samples or max(samples_needed(name, metric) for name, metric in named),
             finished=finished,
             breakdown_keys=breakdown_keys,
-            clusters=find_clusters([task.task_id for task in tasks], texts, labels, key=cluster_key),
+            clusters=find_clusters(
+                [task.task_id for task in tasks], texts, labels, key=cluster_key, copies=find_copies(tasks)
+            ),
             step=step,
             clock=clock,
         )
+
+
+def find_copies(tasks: Sequence[HarborTask]) -> dict[str, str]:
+    """Task -> the first one that asks and expects the same, for tasks that are not the first; white space and case play
+    no part. Tasks in directories are copies where their files are the same too."""
+
+    def key(task: HarborTask) -> str:
+        asked = " ".join(str(task.instruction).split()).casefold()
+        return f"{asked}\t{task.verifier!r}\t{task.metadata.get('history')}"
+
+    times = Counter(map(key, tasks))
+    first: dict[str, str] = {}
+    copies = {}
+    for task in tasks:
+        if times[known := key(task)] > 1:
+            folder = task_directory(task)
+            known += contents_sha256(folder, [folder]) if folder else ""
+            if first.setdefault(known, task.task_id) != task.task_id:
+                copies[task.task_id] = first[known]
+    return copies
 
 
 def cluster_problem(tasks: Sequence[HarborTask], key: str | None) -> str | None:

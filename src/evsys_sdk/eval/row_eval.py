@@ -64,6 +64,8 @@ class RowModel:
         rollout = Rollout(task_id=question.task_id, metadata=about)
         reward, error = None, None
         try:
+            # Clients and verifiers are the user's code: what they raise becomes this row's error, and the others go
+            # their way.
             with error_boundary(BackendError, f"inference on {question.task_id}"):
                 answer = await self.ask(question.prompt)
                 text: object = answer.text
@@ -104,10 +106,12 @@ async def score_rows(
     """Scores of `client`'s answers to the first `limit` rows; a row that cannot be asked is refused before any is.
 
     `finished` gives, for the hash of the questions, those that were answered before an interruption."""
+    # All questions before any answer: a row without a target is found before money is spent.
     questions = [question_of(row, index) for index, row in enumerate(rows[:limit])]
     done = None
     if finished:  # the same hash for the same questions, answers and verifiers
         text = json.dumps([asdict(one) for one in questions], default=repr)
+        # By content and not by position: a row that was changed between two attempts is asked again.
         done = finished(hashlib.sha256(text.encode()).hexdigest())
     model = RowModel(ask=_completer(client), concurrency=concurrency, clock=clock)
     return await evaluate(model, questions, metrics, name="eval", split="eval", finished=done, clock=clock)

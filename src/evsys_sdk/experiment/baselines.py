@@ -28,7 +28,7 @@ from evsys_sdk.record.journal import Journal, JournalledRollouts, RunJournal, re
 from evsys_sdk.record.models import plain_settings, rollout_to_data
 from evsys_sdk.report.conclusion import ModelScore
 from evsys_sdk.rollout.client_model import CONCURRENCY
-from evsys_sdk.run.evals import guarded
+from evsys_sdk.run.evals import run_evaluation
 from evsys_sdk.run.plan import ExtensionFactory, NotingJournal, ReadNotes, read_before
 from evsys_sdk.run.stop import StopFlag
 
@@ -80,7 +80,7 @@ class Baselines:
         for one in wanted:
             if self.stop.event.is_set():
                 return
-            work = guarded(partial(self._score, one), name=one.entry.label, split=one.entry.role)
+            work = run_evaluation(partial(self._score, one), name=one.entry.label, split=one.entry.role)
             try:
                 result = await self.stop.unless_set(work)
             except Cancelled:

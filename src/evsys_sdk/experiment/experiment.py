@@ -22,7 +22,7 @@ from evsys_sdk.checks.test_selection import SUCCESS, SelectionByTest, find_test_
 from evsys_sdk.config.base import DeploySpec
 from evsys_sdk.config.load import load_yaml, parse_config, plain, refuse_shared_names
 from evsys_sdk.config.schema import ExperimentConfig, RunConfig
-from evsys_sdk.config.sweep import REHEARSALS, directory_name, expanded, replace_search
+from evsys_sdk.config.sweep import REHEARSALS, directory_name, expand_sweep, replace_search
 from evsys_sdk.config.yaml_io import Document, source_of
 from evsys_sdk.errors import Cancelled, ConfigError, EvsysError, RunLocked
 from evsys_sdk.eval.benchmark import BenchmarkLoader
@@ -38,12 +38,12 @@ from evsys_sdk.experiment.identity import (
     open_journal,
     resume_experiment,
 )
-from evsys_sdk.experiment.looks import find_looks, question_of
+from evsys_sdk.experiment.looks import find_looks, question_of, spent_budgets
 from evsys_sdk.experiment.model_card import SHIPPED
 from evsys_sdk.experiment.outcome import (
     ExperimentResult,
     describe,
-    made,
+    make_output_dir,
     record_path,
     seconds_in,
     set_aside,
@@ -131,7 +131,7 @@ class Experiment:
     """One config, ready to run."""
 
     def __init__(self, config: ExperimentConfig):
-        self.config = expanded(config)
+        self.config = expand_sweep(config)
         self.ignored: tuple[str, ...] = ()
         """Settings that by the meaning of others will not be looked at."""
         self.experiment_id: str | None = None
@@ -177,7 +177,7 @@ class Experiment:
         self.ignored = tuple(problem.path for problem in ignored_settings(config))
         self.test_selection = find_test_selections(config, inputs.benchmarks)
         # After the fork, which gives a child its own name and folder.
-        output_dir, facts = made(output_dir), facts | {"name": config.name}
+        output_dir, facts = make_output_dir(output_dir), facts | {"name": config.name}
         lock = output_dir / f".{directory_name(config.name)}.lock"
         with hold(lock, f"experiment {config.name!r} in {output_dir}"), stop_on_signals(StopFlag()) as stop:
             sweep_leftovers(output_dir, config.name)
@@ -327,8 +327,9 @@ class Experiment:
                 )
                 # Where nothing was compared, it does not matter how often.
                 is_compared = findings.verdict is not None and findings.verdict.has_comparisons
-                lines = [*findings.lines, *(looks.lines if is_compared else [])]
-                findings = replace(findings, lines=lines, looks=looks.to_record())
+                recorded = looks.to_record()
+                lines = [*recorded.warnings, *findings.lines, *looks.lines] if is_compared else findings.lines
+                findings = replace(findings, lines=lines, looks=recorded)
                 conclusion = conclude(
                     arms,
                     hypothesis=str(metadata.hypothesis),
@@ -384,6 +385,11 @@ class Experiment:
             settings = replace_search(settings, [plain(run) for run in self.trials])
         about = describe(config, flags, contents(launch.facts), settings)
         write_files(config, result, about)
+        # The record of this experiment counts too, and is in the history from here on.
+        if spent := spent_budgets(config, output_dir):
+            self.conclusion = replace(self.conclusion, text="\n".join([self.conclusion.text, *spent]))
+            result.conclusion = self.conclusion
+            write_files(config, result, about)
         # After the record is on disk: a target that hangs or a kill costs the deployment and nothing else.
         if config.deploy is not None and not options.dry:
             self.conclusion = result.conclusion = self._deploy(result, about, config.deploy)

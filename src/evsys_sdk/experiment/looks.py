@@ -8,13 +8,15 @@ A question is identified by its content: two arms or more with the same rows and
 these can change scores, on tasks of which at least half are the same, by the same metric. Names and folders do not
 count.
 Earlier looks are experiments with the same question that had other seeds or other scores, and such attempts
-that `--fresh` set aside. An identical repeat is no further look, and has the looks that the first of them had.
+that `--fresh` set aside; those that were marked invalid too, since their scores were seen. An identical repeat is no
+further look, and has the looks that the first of them had. Where tasks or seeds of an earlier look are left out, no
+correction for the number of looks is enough, and that is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,15 @@ from evsys_sdk.experiment.identity import WEIGHTS
 from evsys_sdk.experiment.outcome import record_path
 from evsys_sdk.experiment.registration import workspaces_of
 from evsys_sdk.files import read_object
+from evsys_sdk.format import count
 from evsys_sdk.history.digest import Digest
-from evsys_sdk.history.history import attempts_of, read_history, read_one, records_below
+from evsys_sdk.history.history import ExperimentEntry, attempts_of, read_history, read_one, records_below
+from evsys_sdk.history.leaderboard import looks_of
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.models import RecordedLooks, RunRecord
 from evsys_sdk.report.conclusion import over_tasks, score_keys, task_counts
-from evsys_sdk.score_names import metric_of
+from evsys_sdk.score_names import metric_of, parse_key
 from evsys_sdk.stats.task_sketch import TaskSketch, sketch_from, sketch_of
 
 Arms = Mapping[str, Sequence[RunResult]]
@@ -138,6 +142,8 @@ class EarlierLooks:
     question: Question | None = None
     seeds: dict[str, list[int]] = field(default_factory=dict)
     """Arm -> the seeds that were scored this time."""
+    left_out: list[str] = field(default_factory=list)
+    """What earlier looks had and this one has not: `10 of 50 tasks of first (when)`."""
 
     @property
     def count(self) -> int:
@@ -145,7 +151,13 @@ class EarlierLooks:
         return 1 + len(self.before) + self.rerolls
 
     def to_record(self) -> RecordedLooks:
-        counted = RecordedLooks(count=self.count, before=self.before, set_aside=self.set_aside, rerolls=self.rerolls)
+        counted = RecordedLooks(
+            count=self.count,
+            before=self.before,
+            set_aside=self.set_aside,
+            rerolls=self.rerolls,
+            left_out=self.left_out,
+        )
         if self.question is None:
             return counted
         tasks = {name: sketch.as_dict() for name, sketch in self.question.tasks.items()}
@@ -169,6 +181,8 @@ class _Result:
 
     label: str
     scores: Scores
+    tasks: list[TaskSketch]
+    """Of the benchmarks that it was measured on."""
     ended: str
     is_own: bool
     """Of this experiment: its record as it is, or an attempt at it."""
@@ -202,8 +216,14 @@ def find_looks(
         first = next((one for one in earlier if _is_repeat(one.scores, scores)), None)
         if first is not None and first.is_own and not first.is_attempt:  # told again, at a later time
             known = (read_object(own) or {}).get("looks") or {}
-            before, rerolls = list(known.get("before") or []), int(known.get("rerolls") or 0)
-            return EarlierLooks(before=before, set_aside=attempts, rerolls=rerolls, question=question, seeds=seeds)
+            return EarlierLooks(
+                before=list(known.get("before") or []),
+                set_aside=attempts,
+                rerolls=int(known.get("rerolls") or 0),
+                question=question,
+                seeds=seeds,
+                left_out=list(known.get("left_out") or []),
+            )
         if first is not None:  # a repeat of it: what was seen later took no part in it
             earlier = earlier[: earlier.index(first)]
     looks: dict[str, _Result] = {}
@@ -221,7 +241,20 @@ def find_looks(
         rerolls=sum(one.is_own for one in looks.values()),
         question=question,
         seeds=seeds,
+        left_out=[told for one in looks.values() for told in _left_out(one, question, scores)],
     )
+
+
+def _left_out(earlier: _Result, question: Question, scores: Scores) -> Iterator[str]:
+    """Tasks and seeds of an earlier look that this one lacks. Other seeds altogether are no choice among those."""
+    for sketch in earlier.tasks:
+        if left_out := sketch.left_out_of(list(question.tasks.values())):
+            yield f"{left_out} of {count(sketch.count, 'task')} of {earlier.label}"
+    then = {seed for arm, (seeds, _) in earlier.scores.items() if arm in scores for seed in seeds}
+    now = {seed for seeds, _ in scores.values() for seed in seeds}
+    if then & now and then - now:
+        seeds = sorted(then - now)
+        yield f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))} of {earlier.label}"
 
 
 def _earlier(
@@ -229,22 +262,45 @@ def _earlier(
 ) -> Iterator[_Result]:
     """The results of experiments that ask this question, and of attempts at them: those that the workspaces' indexes
     know and those that lie in the folder of this experiment and its parent's."""
-    records = {entry.record: entry for space in workspaces_of(config) for entry in read_history(space).entries}
-    for path in [*records_below(output_dir, 1), *records_below(output_dir.parent, 1), own]:
-        if path not in records and (entry := read_one(path)) is not None:
-            records[path] = entry
-    for path, entry in records.items():
-        if entry.notes.why_invalid is not None or REHEARSALS in path.parts[-2:-1]:
+    for path, entry in _known_records(own, output_dir, config).items():
+        if REHEARSALS in path.parts[-2:-1]:
             continue
+        invalid = ", marked invalid" if entry.notes.why_invalid is not None else ""
         found = [(entry.digest, False), *((attempt, True) for attempt in attempts_of(path))]
         for digest, is_attempt in found:
             if question.is_asked_by(digest, metrics):
-                label = f"{digest.name} ({digest.ended}{', set aside by --fresh' if is_attempt else ''})"
+                label = f"{digest.name} ({digest.ended}{', set aside by --fresh' if is_attempt else invalid})"
                 ended = digest.ended or ""
                 # In a record that does not have the identity of arms, an arm is the one of the same name.
                 scores = {one.identity or question.arms.get(one.arm, one.arm): (one.seeds, one.scores)
                           for one in digest.arms}  # fmt: skip
-                yield _Result(label=label, scores=scores, ended=ended, is_own=path == own, is_attempt=is_attempt)
+                suites = {score.suite for key in digest.measured if (score := parse_key(key))}
+                tasks = [known for suite in suites if (known := sketch_from(digest.sketches.get(suite)))]
+                is_own = path == own
+                yield _Result(
+                    label=label, scores=scores, tasks=tasks, ended=ended, is_own=is_own, is_attempt=is_attempt
+                )
+
+
+def _known_records(own: Path, output_dir: Path, config: ExperimentConfig) -> dict[Path, ExperimentEntry]:
+    records = {entry.record: entry for space in workspaces_of(config) for entry in read_history(space).entries}
+    for path in [*records_below(output_dir, 1), *records_below(output_dir.parent, 1), own]:
+        if path not in records and (entry := read_one(path)) is not None:
+            records[path] = entry
+    return records
+
+
+def spent_budgets(config: ExperimentConfig, output_dir: Path) -> list[str]:
+    """The sets of tasks that this experiment, whose record is written, chose by and that too many arms were compared
+    on."""
+    if output_dir.name == REHEARSALS:
+        return []
+    own = record_path(output_dir, config.name).absolute()
+    records = _known_records(own, output_dir, config)
+    if own in records:  # whose lock is still held
+        records[own] = replace(records[own], state=records[own].digest.status)
+    found = looks_of(list(records.values()))
+    return [str(looks) for looks in found if looks.is_spent and own in looks.experiments]
 
 
 def _is_repeat(then: Scores, now: Scores) -> bool:

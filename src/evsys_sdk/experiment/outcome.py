@@ -153,7 +153,7 @@ WRITTEN = (EXPERIMENT_RESULT_FILE, "experiment.md", MODEL_ROLLOUTS_FILE, *FIGURE
 """The endings of the names of an experiment's results."""
 
 
-def made(folder: Path) -> Path:
+def make_output_dir(folder: Path) -> Path:
     """The folder, there by now; EvsysError with what is in its way."""
     try:
         make_folder(folder)

@@ -38,13 +38,13 @@ from evsys_sdk.experiment.remote import (
 from evsys_sdk.logs import configure_logger, get_logger
 from evsys_sdk.protocols import RunResult, RunStatus
 from evsys_sdk.registry import register_launcher
-from evsys_sdk.run.plan import RunPlan
-from evsys_sdk.run.runner import load_completed, record_failure
 from evsys_sdk.run.stop import StopFlag
 
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
+
+    from evsys_sdk.run.plan import RunPlan
 
 THREADS = 4
 """Of a worker: a run, the wait for its calls, an answer, a signal."""
@@ -142,6 +142,8 @@ class RayLauncher:
         self._is_ours = False
 
     def execute(self, plan: RunPlan) -> RunResult:
+        from evsys_sdk.run.runner import load_completed
+
         before = load_completed(plan)
         if before is not None:
             return before
@@ -307,6 +309,8 @@ def _describe(resources: Mapping[str, float]) -> str:
 
 def _record_failure(plan: RunPlan, error: str, *, status: RunStatus = "failed") -> RunResult:
     """Record a run that no worker executes, as soon as the lost worker has really released its directory."""
+    from evsys_sdk.run.runner import record_failure
+
     until = time.monotonic() + LOCK_SECONDS
     while time.monotonic() < until and not plan.stop.interrupted:
         try:

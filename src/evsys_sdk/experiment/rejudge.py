@@ -100,7 +100,7 @@ def _judge_again(entry: ExperimentEntry, record: ExperimentRecord, baseline_arm:
     first = record.judged_again.first if record.judged_again else None
     # Judged a third time, what was planned is still the baseline of the first.
     first = first or FirstVerdict(baseline_arm=before, best_arm=record.best_arm)
-    lines = findings.lines
+    lines = [*record.looks.warnings, *findings.lines]
     if record.hypothesis_result:
         kept = HypothesisResult(**record.hypothesis_result)
         findings, lines = replace(findings, hypothesis_result=kept), [kept.line, *lines]

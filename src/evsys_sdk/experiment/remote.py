@@ -16,16 +16,17 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evsys_sdk.config.project import import_extensions
 from evsys_sdk.errors import Cancelled, EvsysError, RunLocked
 from evsys_sdk.protocols import RunContext, RunResult
 from evsys_sdk.record.callbacks import HOOKS, RunHooks
 from evsys_sdk.record.journal import Journal, RunJournal
-from evsys_sdk.run.plan import ExperimentInputs, RunPlan
-from evsys_sdk.run.runner import attempt_run
 from evsys_sdk.run.stop import StopFlag
+
+if TYPE_CHECKING:
+    from evsys_sdk.run.plan import RunPlan
 
 LOCK_SECONDS = 60.0
 """A lost worker may run for a while before it notices; the next one waits so long for its run directory."""
@@ -189,6 +190,10 @@ def execute_remote(
     spec: RemoteRunSpec, connection: RpcConnection, stop: StopFlag, *, where: str, lock_seconds: float = LOCK_SECONDS
 ) -> RunResult:
     """Execute a run in this process, the worker `where`."""
+    # Late, here and in `ray`: a launcher is registered whenever a kind is looked up, and most look-ups start no run.
+    from evsys_sdk.run.plan import ExperimentInputs, RunPlan
+    from evsys_sdk.run.runner import attempt_run
+
     callbacks: Any = RemoteCallbacks(connection, "callbacks")
     budget: Any = Stub(connection, "budget", unanswered=("end_step", "give_back_step", "pay"))
     plan = RunPlan(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
@@ -225,8 +226,10 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
     success = {"name": success} if isinstance(success, str) else _mapping(success)
     metric = success.get("name")
     common, own = split_settings(config)
+    measured_by = cache(partial(_measured_by, metric))  # the runs of an experiment have the same metrics
     keys = {
-        run.run_id: _measured_by(metric, [k for k, v in run.metrics.items() if _is_number(v)]) for run in record.runs
+        run.run_id: measured_by(tuple(key for key, value in run.metrics.items() if _is_number(value)))
+        for run in record.runs
     }
     benchmarks = benchmark_entries(metadata)
     # The untrained model is scored once per experiment or in every run, and is one model.
@@ -237,6 +240,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         for score in one.scores
         if one.step == 0
     }
+    # The conclusion has the finding in words; records of all versions do.
     leakage = [line for line in record.conclusion.splitlines() if line.startswith(LEAKAGE)]
     outcome = record.hypothesis_result.get("outcome")
     if outcome and record.hypothesis_result.get("known_before"):
@@ -258,6 +262,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         mode=success.get("mode") or verdict.mode or better_direction(metric or ""),
         measured=sorted({key for found in keys.values() for key in found}),
         allows_test=bool(metadata.get("allow_test_selection")),
+        # 12 of 64 hex digits: an index has hundreds of them, and 48 bits tell them apart.
         tasks={key.removeprefix(word): sha[:12] for key, sha in record.contents.items() if key.startswith(word)},
         sketches=record.looks.tasks,
         paths={name: str(entry["path"]) for name, entry in benchmarks.items() if entry.get("path")},
@@ -270,6 +275,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
             if score.unit
         },
         share=verdict.share,
+        # One arm with one value on every task is compared with nothing.
         constant=verdict.constant if len(record.arms) > 1 else None,
         best_arm=record.best_arm,
         expected=verdict.winner.expected if verdict.winner else None,
@@ -281,6 +287,7 @@ def digest_of(data: Mapping[str, Any]) -> Digest:
         started=record.started,
         ended=record.ts,
         seconds=record.seconds,
+        # The first few: an index is read whole at every start of a command.
         warnings=[_text(warning) for warning in record.warnings][:5],
     )
 
@@ -316,8 +323,9 @@ def hypothesis_text(hypothesis: Any) -> str:
 def split_settings(config: Mapping[str, Any]) -> tuple[Settings, dict[str, Settings]]:
     """Settings that all runs of a config share, and per run those that differ."""
     runs = config.get("runs") or [config.get("run") or {}]
+    short = cache(short_text)  # arms share most of their texts: each is shortened once
     flat = {
-        str(run.get("name", "")): dict(flatten({key: run[key] for key in run if key not in NOT_COMPARED}))
+        str(run.get("name", "")): dict(flatten({key: run[key] for key in run if key not in NOT_COMPARED}, short=short))
         for run in runs
         if isinstance(run, Mapping)
     }
@@ -330,22 +338,24 @@ def split_settings(config: Mapping[str, Any]) -> tuple[Settings, dict[str, Setti
     return common, own
 
 
-def flatten(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def short_text(text: str) -> str:
+    """The text without the middle of a long one, whose hash then tells it from others with the same ends."""
+    if len(text) <= LONGEST_VALUE:
+        return shorten(text, LONGEST_VALUE)
+    return f"{shorten(text, LONGEST_VALUE)} #{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:6]}"
+
+
+def flatten(value: Any, place: str = "", *, short: Callable[[str], str] = short_text) -> Iterator[tuple[str, Any]]:
     """Dotted places and short values."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from flatten(inner, f"{place}.{key}" if place else str(key))
+    if isinstance(value, str):
+        yield place, short(value)
     elif isinstance(value, bool | int | float | None):
         yield place, value
+    elif isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{place}.{key}" if place else str(key), short=short)
     else:
-        text = value if isinstance(value, str) else repr(value)
-        # The middle of a long text is left out; its hash tells it from others with the same ends.
-        mark = (
-            f" #{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:6]}"
-            if len(text) > LONGEST_VALUE
-            else ""
-        )
-        yield place, shorten(text, LONGEST_VALUE) + mark
+        yield place, short(repr(value))
 
 
 def _arm(
@@ -358,7 +368,8 @@ def _arm(
 ) -> ArmDigest:
     """One arm; `keys` are, per run, the metrics that the success metric stands for."""
     judged = next((found for found in record.verdict.arms if found.arm == arm.arm), JudgedArm())
-    only = [score for run in runs if len(keys[run.run_id]) == 1 and (score := run.last_score(keys[run.run_id][0]))]
+    finals = [(keys[run.run_id], run, run.last_scores()) for run in runs]
+    only = [found[measured[0]] for measured, _, found in finals if len(measured) == 1 and measured[0] in found]
     widths = [(score.low, score.high) for score in only if score.low is not None and score.high is not None]
     low, high, covers = None, None, ""
     if judged.low is not None and judged.high is not None:
@@ -368,9 +379,9 @@ def _arm(
     # A run whose rollouts all errored has no such metric; its evaluation still says how many there were.
     counted = [
         score
-        for run in runs
-        for key in keys[run.run_id] or _measured_by(metric, _score_keys(run))
-        if (score := run.last_score(key))
+        for measured, run, found in finals
+        for key in measured or _measured_by(metric, _score_keys(run))
+        if (score := found.get(key))
     ]
     marks = {
         score_key(one.split, one.name, score.metric): one.training_mark
@@ -385,10 +396,10 @@ def _arm(
         for key, value in run.metrics.items():
             if _is_number(value):
                 values.setdefault(key, []).append(value)
-    errored = {
-        key: _say_errors([score for run in runs if (score := run.last_score(key))])
-        for key in dict.fromkeys(key for run in runs for key in (*run.metrics, *_score_keys(run)))
-    }
+    errored = {}
+    if any(score.n_errors for _, _, found in finals for score in found.values()):
+        for key in dict.fromkeys(key for run in runs for key in (*run.metrics, *_score_keys(run))):
+            errored[key] = _say_errors([found[key] for _, _, found in finals if key in found])
     versus, needs = judged.vs_baseline, None
     if versus and versus.verdict == "undecided":
         needs = plan_text(versus.more_tasks, versus.more_seeds, versus.more_of_both, versus.more_templates) or None
@@ -422,6 +433,8 @@ def _arm(
 
 def _infer_training_mark(record: ExperimentRecord, arm: str, keys: list[str]) -> str:
     """Of a record from before scores were marked: its leakage lines name benchmarks, and arms where not all."""
+    if LEAKAGE not in record.conclusion:
+        return ""
     suites = {score.suite for key in keys if (score := parse_key(key)) is not None}
     found = (LEAKED.match(line) for line in record.conclusion.splitlines())
     is_leaked = any(
@@ -440,7 +453,7 @@ def _score_keys(run: RecordedRun) -> list[str]:
     return [score_key(one.split, one.name, score.metric) for one in run.evals if one.step != 0 for score in one.scores]
 
 
-def _measured_by(metric: str | None, keys: list[str]) -> list[str]:
+def _measured_by(metric: str | None, keys: Sequence[str]) -> list[str]:
     """The metrics that the success metric stands for; of a name that is ambiguous, all that it can mean."""
     try:
         return resolve(metric, keys) if metric else []

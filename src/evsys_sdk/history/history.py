@@ -83,15 +83,9 @@ class History:
 
 
 def read_history(workspace: Path | None, folders: Sequence[Path] = (), *, outputs: Path | None = None) -> History:
-    """What the workspace's index names, and what lies in `outputs` itself; given `folders`, what lies in and below
-    those instead."""
-    indexed = {one.record: one for one in read_index(workspace)} if workspace is not None else {}
-    places = [record for folder in folders for record in records_below(folder)]
-    places += records_in(outputs) if outputs is not None and not folders else []
-    known = {} if folders else dict(indexed)
-    known |= {record: indexed.get(record, IndexLine(record=record)) for record in places}
+    """The experiments of `find_lines`, read."""
     entries, read, stamps = [], {}, {}
-    for one in known.values():
+    for one in find_lines(workspace, folders, outputs=outputs).values():
         entry, stamp = _entry(one)
         entries += [entry] if entry is not None else []
         if entry is not None and stamp and entry.problem is None:
@@ -101,6 +95,28 @@ def read_history(workspace: Path | None, folders: Sequence[Path] = (), *, output
     entries.sort(key=lambda entry: (-entry.when, entry.name))
     problems = [text for entry in entries for text in (entry.problem, entry.notes.problem) if text]
     return History(entries=entries, problems=problems)
+
+
+def find_lines(
+    workspace: Path | None, folders: Sequence[Path] = (), *, outputs: Path | None = None
+) -> dict[Path, IndexLine]:
+    """Every experiment that may be there, by the path of its record: those that the workspace's index names, and those
+    in and below `outputs` and the workspace's own `outputs`, since the index of a folder that was copied or moved names
+    the old place; given `folders`, what lies in and below those instead."""
+    indexed = {one.record: one for one in read_index(workspace)} if workspace is not None else {}
+    usual = [outputs, workspace / DEFAULT_OUTPUTS if workspace is not None else None]
+    places = list(folders) or [folder for folder in usual if folder is not None]
+    found = {record for folder in places for record in records_below(folder.absolute())}
+    lines = {} if folders else dict(indexed)
+    if workspace is not None:
+        # Of a folder that was copied, the index names the originals too. Each counts once: the one that is here.
+        root = str(workspace.absolute().parent) + os.sep
+        for record in [one for one in lines if not str(one).startswith(root)]:
+            copies = [folder.absolute() / str(record).rpartition(f"/{folder.name}/")[2] for folder in places]
+            size = getattr(stat_of(record), "st_size", None)
+            if any(one in found and getattr(stat_of(one), "st_size", None) == size for one in copies):
+                del lines[record]
+    return lines | {record: indexed.get(record, IndexLine(record=record)) for record in found}
 
 
 def read_one(record: Path) -> ExperimentEntry | None:
@@ -223,7 +239,7 @@ def look_up(ref: str, history: History) -> ResolvedExperiment:
     names = newest_by_name(history.entries)
     # A folder may be called like an experiment: the name wins, and `./name` means the folder.
     begins = bool(ref) and any(name.startswith(ref) or slug_of(name) == ref for name in names)
-    if not begins and ("/" in ref or (ref and Path(ref).exists())):
+    if not begins and ("/" in ref or os.path.exists(ref)):
         return ResolvedExperiment(entry=read_at(Path(ref)))
     if ref not in names:
         ref = _only_prefix(ref, names)

@@ -482,7 +482,8 @@ def _count(found: list[BenchmarkLooks], entry: ExperimentEntry, digest: Digest) 
             continue
         tasks, sketch = name_tasks(digest, score.suite), sketch_from(digest.sketches.get(score.suite))
         label = suite_label(score.split, score.benchmark)
-        for arm in digest.scored:
+        # Trials that a search left behind were compared too, and have no final score.
+        for arm in [*digest.scored, *(arm for arm in digest.arms if set(arm.statuses) == {"pruned"})]:
             # The set with these tasks, or one that shares at least half of them; a new one where there is none.
             # Metrics are apart: a width in seconds says nothing of a share, nor the best by one metric of another.
             is_mock = arm.arm in mock

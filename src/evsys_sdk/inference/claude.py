@@ -6,7 +6,16 @@ from typing import Any
 
 from evsys_sdk.config.base import JsonDict
 from evsys_sdk.inference.base import Completion, GenerationRequest
-from evsys_sdk.inference.hosted import FrontierClient, Provider, image_in, joined, spoken, system_text, tools_of, whole
+from evsys_sdk.inference.hosted import (
+    FrontierClient,
+    Provider,
+    image_in,
+    join_answer,
+    spoken,
+    system_text,
+    tools_of,
+    whole,
+)
 from evsys_sdk.registry import register_inference
 
 
@@ -48,7 +57,7 @@ class ClaudeInference(FrontierClient):
         # Anthropic's `input_tokens` leaves out what was written to or read from the cache.
         cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
         return Completion(
-            text=joined(texts, calls),
+            text=join_answer(texts, calls),
             model=message.model,
             input_tokens=whole(usage.input_tokens, "usage") + cached,
             output_tokens=usage.output_tokens,

@@ -9,7 +9,16 @@ from typing import Any
 from evsys_sdk.config.base import JsonDict
 from evsys_sdk.errors import BackendError
 from evsys_sdk.inference.base import Completion, GenerationRequest
-from evsys_sdk.inference.hosted import FrontierClient, Provider, image_in, joined, spoken, system_text, tools_of, whole
+from evsys_sdk.inference.hosted import (
+    FrontierClient,
+    Provider,
+    image_in,
+    join_answer,
+    spoken,
+    system_text,
+    tools_of,
+    whole,
+)
 from evsys_sdk.registry import register_inference
 from evsys_sdk.retry import ErrorPage
 
@@ -68,7 +77,7 @@ class GeminiInference(FrontierClient):
         texts = [part.text for part in parts if part.text and not part.thought]
         calls = [(part.function_call.name, part.function_call.args) for part in parts if part.function_call]
         return Completion(
-            text=joined(texts, calls),
+            text=join_answer(texts, calls),
             model=answer.model_version or "",
             input_tokens=usage and whole(usage.prompt_token_count, "usage"),
             # Thoughts are billed as output.

@@ -1,4 +1,4 @@
-"""What the clients of hosted models have in common: a key, patience, a price.
+"""What the clients of hosted models have in common: a key, retries, a price.
 
 In: a question. Out: the provider's answer with its usage and cost. They are judges and baselines and are never
 trained. A provider adds how to connect and how one request looks, through its own SDK.
@@ -72,7 +72,7 @@ def call_text(name: object, arguments: object) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def joined(texts: list[str], calls: list[tuple[object, object]]) -> str:
+def join_answer(texts: list[str], calls: list[tuple[object, object]]) -> str:
     """What a model said and called, as one text."""
     return "\n".join([text for text in ["".join(texts)] if text] + [call_text(*call) for call in calls])
 

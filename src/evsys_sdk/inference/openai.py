@@ -6,7 +6,16 @@ from typing import Any
 
 from evsys_sdk.config.base import JsonDict
 from evsys_sdk.inference.base import Completion, GenerationRequest
-from evsys_sdk.inference.hosted import FrontierClient, Provider, image_in, joined, spoken, system_text, tools_of, whole
+from evsys_sdk.inference.hosted import (
+    FrontierClient,
+    Provider,
+    image_in,
+    join_answer,
+    spoken,
+    system_text,
+    tools_of,
+    whole,
+)
 from evsys_sdk.registry import register_inference
 
 
@@ -46,7 +55,7 @@ class OpenAIInference(FrontierClient):
         message, usage = whole(choice.message, "message"), answer.usage
         calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
         return Completion(
-            text=joined([message.content or message.refusal or ""], calls),
+            text=join_answer([message.content or message.refusal or ""], calls),
             model=answer.model or "",
             input_tokens=usage and usage.prompt_tokens,
             output_tokens=usage and usage.completion_tokens,

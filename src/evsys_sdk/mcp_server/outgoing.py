@@ -32,7 +32,7 @@ def answer_of(result: dict[str, Any]) -> ToolAnswer:
 def answer_of_text(printed: str) -> ToolAnswer:
     """The answer that a verb printed."""
     data = json.loads(printed)
-    cleaned = _cleaned(data)
+    cleaned = _clean(data)
     if cleaned != data:
         printed = harmless(to_json(cleaned, indent=2))
     return ToolAnswer(text=printed, data=cleaned)
@@ -44,9 +44,9 @@ def error_answer(refused: dict[str, Any]) -> ToolAnswer:
     return ToolAnswer(text=answer.data["error"], data=answer.data, is_error=True)
 
 
-def _cleaned(value: Any) -> Any:
+def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return without_control(value)
     if isinstance(value, dict):
-        return {without_control(key): _cleaned(item) for key, item in value.items()}
-    return [_cleaned(item) for item in value] if isinstance(value, list) else value
+        return {without_control(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value

@@ -7,7 +7,7 @@ names, checked.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -79,15 +79,25 @@ def check_path(path: str, *, what: str) -> str:
 
 def check_reference(ref: str) -> str:
     """The name of an experiment, or the path of its record, which must lie in the project."""
-    if "/" in ref or Path(ref).exists():
-        check_path(ref.partition(":")[0] if not Path(ref).exists() else ref, what="experiment")
+    is_path = os.path.exists(ref)  # False, not an error, for a name that is too long for a file
+    if "/" in ref or is_path:
+        check_path(ref if is_path else ref.partition(":")[0], what="experiment")
     return ref
 
 
 def check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse `a.b=/etc/x` and `a.b=../x`: an override may not name a file outside the project either."""
+    """Refuse `a.b=/etc/x`, `a.b=../x` and `a={b: ../x}`: no override may name a file outside the project either."""
+    from evsys_sdk.config.yaml_io import parse_value
+
     for override in overrides:
         key, _, value = override.partition("=")
-        word = value.strip().strip("\"'")
-        if word.startswith(("/", "~")) or ".." in Path(word).parts:
-            check_path(os.path.expanduser(word), what=f"set {key}")
+        for word in _texts_in(parse_value(value)):
+            if word.startswith(("/", "~")) or ".." in Path(word).parts:
+                check_path(os.path.expanduser(word), what=f"set {key}")
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.strip()
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts_in(inner)

@@ -7,6 +7,7 @@ have changed since the last call, may print, and may end the process.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,7 @@ class ToolSpec:
 def call_tool(spec: ToolSpec, arguments: dict[str, Any], session: ToolSession) -> ToolAnswer:
     """Check the arguments and answer; whatever goes wrong is an answer as well, written for the model."""
     try:
-        return spec.answer(_checked(spec, arguments), session)
+        return spec.answer(_check_arguments(spec, arguments), session)
     except READABLE as exc:
         path = arguments.get("path")
         about = path if isinstance(path, str) else None
@@ -86,7 +87,7 @@ def call_tool(spec: ToolSpec, arguments: dict[str, Any], session: ToolSession) -
         return error_answer(refusal(f"{spec.name} failed, which is a fault of evsys and not of the arguments: {said}"))
 
 
-def _checked(spec: ToolSpec, arguments: dict[str, Any]) -> ToolArguments:
+def _check_arguments(spec: ToolSpec, arguments: dict[str, Any]) -> ToolArguments:
     known = spec.arguments.model_fields
     for key in arguments:
         if key not in known:
@@ -151,7 +152,7 @@ def answer_rollouts(a: RolloutsArguments, session: ToolSession) -> ToolAnswer:
     from evsys_sdk.operations.rollouts import WantedRollouts, find_rollouts
 
     # A file of rollouts does not always say of which split it is.
-    if a.experiment is not None and Path(a.experiment).exists():
+    if a.experiment is not None and os.path.exists(a.experiment):
         raise EvsysError(f"rollouts: {a.experiment!r} is a path; name the experiment, or <experiment>/<run>")
     ref = None if a.experiment is None else check_reference(a.experiment)
     wanted = WantedRollouts(

@@ -5,6 +5,7 @@ In: a record's name and conditions. Out: the rollouts that fit, or two arms task
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -119,7 +120,7 @@ def _allowed(views: list[RolloutView], wanted: WantedRollouts, place: HistoryPla
 def find_record(place: HistoryPlace, ref: str | None) -> tuple[Path, str | None]:
     """The record that is meant, and the run in it where one is named: a path, an experiment, `<experiment>/<run>`, or
     the name of a run or an arm of the newest experiment that has it."""
-    if ref is not None and Path(ref).exists():
+    if ref is not None and os.path.exists(ref):
         path = Path(ref)
         is_record_of_run = path.is_dir() and ((path / RUN_RESULT_FILE).is_file() or (path / "rollouts.jsonl").is_file())
         if is_record_of_run or path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -155,7 +156,8 @@ def _refuse_unknown(views: list[RolloutView], wanted: WantedRollouts) -> None:
             if word not in names:
                 near = closest(word, names)
                 known = [near] if near and len(names) > LISTED else sorted(names)[:LISTED]
-                raise EvsysError(f"{flag}: {not_known(word, what, known)}")
+                more = f" and {len(names) - LISTED:,} more" if len(known) == LISTED < len(names) else ""
+                raise EvsysError(f"{flag}: {not_known(word, what, known)}{more}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

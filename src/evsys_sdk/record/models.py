@@ -80,6 +80,7 @@ def question_to_data(task: HarborTask) -> dict[str, object]:
     short = {
         key: value
         for key, value in task.metadata.items()
+        # Scores are broken down by these; a long text divides tasks into groups of one.
         if isinstance(value, str | int | float) and len(str(value)) <= LONGEST_METADATA
     }
     return {"messages": messages, "expected": task.target, **({"metadata": short} if short else {})}
@@ -206,6 +207,7 @@ def chosen_from_weights(data: Stored) -> dict[str, int]:
         return {}
     weights = str(artifacts.get("final_sampler") or artifacts.get("final_checkpoint") or "")
     named, steps = _STEP_OF_WEIGHTS.match(weights.rpartition("/")[2]), metrics.get("steps")
+    # A run that kept its last step has chosen nothing.
     return {"": int(named[1])} if named and isinstance(steps, int | float) and int(named[1]) < steps else {}
 
 
@@ -275,6 +277,7 @@ class RunRecord(RecordFile):
                 "extras": self.notes,
                 "run_name": self.run,
                 "run_dir": run_dir,
+                # Says that the result was read, not made now: it costs and logs nothing again.
                 "finished_before": self.ts,
                 "reused_from": self.reused_from,
             }
@@ -291,6 +294,7 @@ class RecordPart(BaseModel):
     def _drop_nulls(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
+        # Fields whose default is None may be null; of all others a null of an older version means "not set".
         full = {key for key, field in cls.model_fields.items() if field.default is not None}
         return {key: value for key, value in data.items() if value is not None or key not in full}
 
@@ -317,13 +321,18 @@ class RecordedRun(RecordPart):
             return data | {"chosen_steps": chosen_from_weights(data)}
         return data
 
+    def last_scores(self) -> dict[str, Score]:
+        """The scores of the final weights, by their keys; where a run broke off, those of its last evaluations."""
+        found: dict[str, Score] = {}
+        for one in reversed(of_kept_weights(self.evals, self.chosen_steps)):
+            # Step 0 is the untrained model: no score of what was trained.
+            for score in one.scores if one.step != 0 else ():
+                found.setdefault(score_key(one.split, one.name, score.metric), score)
+        return found
+
     def last_score(self, key: str) -> Score | None:
         """The score of the final weights by this metric; where a run broke off, that of its last evaluation."""
-        for one in reversed(of_kept_weights(self.evals, self.chosen_steps)):
-            for score in one.scores if one.step != 0 else ():
-                if key == score_key(one.split, one.name, score.metric):
-                    return score
-        return None
+        return self.last_scores().get(key)
 
 
 class RecordedArm(RecordPart):
@@ -408,6 +417,19 @@ class RecordedLooks(RecordPart):
     tasks: dict[str, Stored] = Field(default_factory=dict)
     seeds: dict[str, list[int]] = Field(default_factory=dict)
     """Arm -> the seeds that have a score."""
+    left_out: list[str] = Field(default_factory=list)
+    """Tasks and seeds that earlier looks had and this one has not: `10 of 50 tasks of first (when)`."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the verdict's level does not hold; none where it does."""
+        if not self.left_out:
+            return []
+        return [
+            f"Warning: the level of this verdict does not hold. Left out or changed after their scores were known: "
+            f"{'; '.join(self.left_out)}. Leaving out what went badly makes any arm win: compare on all of them, or on "
+            "new tasks."
+        ]
 
 
 class RecordedOptions(RecordPart):
@@ -462,6 +484,7 @@ class ExperimentRecord(RecordPart, RecordFile):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as the file and `--json` have it; what was not set is left out."""
+        # Without what was not set: a record that is read and written again stays as it was.
         return self.model_dump(exclude_unset=True, warnings=False)
 
     def write(self, path: Path) -> None:
@@ -469,6 +492,7 @@ class ExperimentRecord(RecordPart, RecordFile):
 
     def runs_of(self) -> list[tuple[RecordedArm, list[RecordedRun]]]:
         """Every arm with its runs."""
+        # Arms and runs are two lists in one order; an arm has as many runs as statuses.
         runs = iter(self.runs)
         return [(arm, list(islice(runs, len(arm.statuses)))) for arm in self.arms]
 
@@ -548,6 +572,7 @@ class RunRecorder:
             data=self.data,
             benchmarks=[
                 RecordedBenchmark(name=label, sha256=found.sha256, tasks=len(found.tasks))
+                # Sorted: in which order benchmarks were scored depends on time.
                 for label, found in sorted(self.benchmarks.items())
             ],
         )
@@ -578,6 +603,7 @@ def read_prompt(artifacts: dict[str, str], run_dir: Path | None = None) -> str |
     path = artifacts.get("prompt")
     if path is None:
         return None
+    # A run directory may be copied: the file beside the record is then the one that is meant.
     moved = run_dir / Path(path).name if run_dir is not None else None
     found = read_object(moved if moved is not None and moved.exists() else Path(path))
     text = (found or {}).get("system_prompt")

@@ -55,6 +55,8 @@ class ProcessId:
 
     def send(self, number: signal.Signals) -> bool:
         """Signal this very process; False when it is gone."""
+        # Between this look and the signal the pid could go to another process; the kernel hands pids out in a circle,
+        # so that takes it a whole round.
         if not self.is_alive:
             return False
         try:
@@ -78,6 +80,7 @@ def process_start(pid: int) -> str | None:
         if sys.platform == "linux":
             fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
             boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+            # Z and X: dead, though its parent has not asked for it yet.
             return None if fields[STATE] in "ZX" else f"{boot}/{fields[START_TICKS]}"
         done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
         return done.stdout.strip() or None

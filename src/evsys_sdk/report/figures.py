@@ -29,7 +29,6 @@ from evsys_sdk.record.rollouts import StoredJournal
 from evsys_sdk.report.svg import (
     COLOURS,
     GREY,
-    LONGEST_HEADING,
     MOST_BANDS,
     MOST_COLOURS,
     VERDICTS,
@@ -38,8 +37,8 @@ from evsys_sdk.report.svg import (
     band,
     colour_order,
     comparison_word,
+    difference_heading,
     difference_label,
-    difference_unit,
     in_unit,
     plan_forest,
     short_labels,
@@ -315,9 +314,7 @@ def forest(verdict: Verdict, *, title: str) -> Figure:
     )
     if whom:
         axes[1].axvline(0, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        heading = f"difference to {labels([whom])[0]}"
-        heading = heading if len(heading) <= LONGEST_HEADING else "difference to the baseline"  # its row has the name
-        axes[1].set_title(in_unit(heading, difference_unit(verdict)), loc="left", fontsize=10)
+        axes[1].set_title(_plain_text(difference_heading(whom, verdict, 48)), loc="left", fontsize=10)
         axes[1].xaxis.set_major_formatter(lambda tick, _: difference_label(tick, verdict))
     _headings(figure, title, "; ".join(plan.notes))
     return figure

@@ -131,8 +131,8 @@ def report_html(facts: ReportFacts) -> str:
         "Setup": [_table(setup_table(page))],
         "Deployments": [_list(deployment_texts(page))],
         "Cost and time": [_table(cost_table(page))],
-        "Every evaluation": _folded("evaluations", _table(evaluations_table(page))),
-        "Config": _folded("the config as it was run", f"<pre>{_text(to_json(record.config, indent=2))}</pre>"),
+        "Every evaluation": _fold("evaluations", _table(evaluations_table(page))),
+        "Config": _fold("the config as it was run", f"<pre>{_text(to_json(record.config, indent=2))}</pre>"),
     }
     statuses = Counter(run.status for run in page.runs)
     states = ", ".join(f"{number} {status}" for status, number in statuses.items()) or "none"
@@ -201,7 +201,7 @@ def _figure(svg: str, notes: Iterable[str]) -> str:
     return f'<div class="wide">{svg}</div><p class="quiet">{_text("; ".join(notes))}</p>' if svg else ""
 
 
-def _folded(what: str, inside: str) -> list[str]:
+def _fold(what: str, inside: str) -> list[str]:
     return [f"<details><summary>Show {what}</summary>{inside}</details>"] if inside else []
 
 

@@ -36,8 +36,8 @@ MOST_ROWS = 40
 MOST_NAMED = 4
 """Arms without a score that are named in the notes."""
 LONGEST_LABEL = 40
-LONGEST_HEADING = 36
-"""Of the right panel, which has little more than a third of the width."""
+LONGEST_HEADING = 38
+"""Letters above the right panel, which has little more than a third of the width."""
 
 
 def short_labels(arms: Sequence[str]) -> list[str]:
@@ -172,6 +172,13 @@ def in_unit(text: str, unit: str) -> str:
     return f"{text}, in {unit}" if unit else text
 
 
+def difference_heading(whom: str, verdict: Verdict, longest: int = LONGEST_HEADING) -> str:
+    """`difference to lr0p001, in points`: what stands above the differences; shorter where that would be cut."""
+    baseline = "the baseline" if whom == verdict.baseline_arm else "untrained"  # its row has the name
+    texts = (in_unit(f"difference to {one}", difference_unit(verdict)) for one in (short_labels([whom])[0], baseline))
+    return next((text for text in texts if len(text) <= longest), "difference")
+
+
 def difference_unit(verdict: Verdict) -> str:
     """What a difference between arms is counted in: points for shares, else the metric's own unit."""
     return amount_unit(share=verdict.share, unit=verdict.unit).strip()
@@ -232,10 +239,7 @@ def forest_svg(
             f'<line x1="{zero:g}" x2="{zero:g}" y1="{top:g}" y2="{bottom:g}" stroke="currentColor" '
             'stroke-dasharray="4 3"/>'
         )
-        against = f"difference to {short_labels([plan.whom])[0]}"
-        against = against if len(against) <= LONGEST_HEADING else "difference to the baseline"
-        against = in_unit(against, difference_unit(verdict))
-        parts.append(text_element(first_end + 56, 18, against, weight="600"))
+        parts.append(text_element(first_end + 56, 18, difference_heading(plan.whom, verdict), weight="600"))
     for number, (arm, comparison) in enumerate(plan.rows):
         y = top + ROW * (number + 0.5)
         colour = "var(--accent, #3264a8)"

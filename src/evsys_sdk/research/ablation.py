@@ -85,6 +85,7 @@ def ablate_experiment(place: HistoryPlace, ref: str, *, seeds: int | None = None
     ablation = _config_of(config, entry, recipes, seeds=seeds)
     result = Experiment(ablation).run(RunOptions())
     verdict = result.conclusion.findings.verdict
+    # The arms are judged against `all`: what a change does is what is lost without it.
     found = []
     for path, name in names.items():
         compared = verdict.find(name, ALL) if verdict else None
@@ -129,6 +130,7 @@ def _arm_names(changes: Mapping[str, object]) -> dict[str, str]:
     for path in changes:
         short = f"{WITHOUT}{slug(path.rpartition('.')[2])}"
         same = sum(name.partition("--")[0] == short for name in names.values())
+        # Two dashes, which no slug has, so that the number is not taken for a part of the name.
         names[path] = f"{short}--{same + 1}" if same else short
     return names
 
@@ -144,6 +146,7 @@ def _config_of(
             "hypothesis": f"Of the changes of {config.name}, which did it?",
             "baseline_arm": ALL,
             "tags": list(dict.fromkeys([*config.metadata.tags, "ablation"])),
+            # Test tasks are not spent on explaining a result, unless there are no others.
             "benchmark": [one for one in config.metadata.benchmark if one.role != "test"] or config.metadata.benchmark,
         }
     )
@@ -176,6 +179,7 @@ def _change_line(path: str, compared: Comparison | None, verdict: Verdict | None
         return f"{path}: its part is undecided{f', {compared.why}' if compared and compared.why else ''}."
     unit = amount_unit(share=verdict.share, unit=verdict.unit)
     ends = [amount(value, share=verdict.share, unit=verdict.unit, signed=True) for value in
+            # The arm lacks the change, so the part of the change has the other sign and its interval is turned round.
             (-compared.difference, -(compared.high or 0.0), -(compared.low or 0.0))]  # fmt: skip
     numbers = f"{ends[0]}{unit}" + ("" if compared.low is None else f", 95 % CI {ends[1]} to {ends[2]}")
     words = {

@@ -33,6 +33,7 @@ from evsys_sdk.research.state import (
     Effect,
     Laboratory,
     Measurement,
+    Optimiser,
     Proposal,
     ResearchState,
     RoundPlan,
@@ -135,6 +136,8 @@ class Research:
     clock: Callable[[], float] = time.monotonic
     trials: list[Trial] = field(default_factory=list)
     asks: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
+    """Proposer -> how often it was asked."""
     rounds: int = 0
     """Those that were begun."""
     asking: float = 0.0
@@ -188,10 +191,12 @@ class Research:
         """Ask until a proposal was launched: True; False where what was proposed could not be tried; None where no
         proposer had anything to say."""
         asked, silent = Counter[str](), set[str]()
+        optimiser = self._optimiser()
+        kept_out = self._capped() if optimiser and optimiser.keeps_round(self._state(), self.space) else set[str]()
         while True:
             out = silent | {name for name, times in asked.items() if times >= MAX_ASKS}
             tired = {seat.name for seat in self.seats if self.resting.get(seat.name, 0) >= self.rounds}
-            seat = next_seat(self.seats, self.trials, out | tired) or next_seat(self.seats, self.trials, out)
+            seat = next_seat(self.seats, self.trials, out | tired | kept_out) or next_seat(self.seats, self.trials, out)
             if seat is None:
                 return None if silent == {seat.name for seat in self.seats} else False
             proposer, proposal = self._ask(seat)
@@ -202,6 +207,8 @@ class Research:
             trial = self._try(proposer, proposal)
             if trial.status in SPENT:
                 return True
+            if trial.status == "unpromising":  # the optimiser has something better
+                asked[proposer] = MAX_ASKS
             if rest := rest_of(self.trials, proposer):
                 self.resting[proposer] = self.rounds + rest
                 asked[proposer] = MAX_ASKS
@@ -216,7 +223,9 @@ class Research:
             state = self._state()
             if getattr(seat.proposer, "wants_context", False):
                 state = replace(state, context=self.context())
-            rng = random.Random(f"{self.spec.seed}/{self.asks}")
+            # Of its own questions alone: an agent that proposes nothing that is launched changes no other proposal.
+            stream = "" if seat.cap == 1 else f"{seat.name}/"
+            rng = random.Random(f"{self.spec.seed}/{stream}{self.asked[seat.name] + 1}")
             try:
                 found = seat.proposer.propose(state, self.space, rng)
             except EvsysError as exc:
@@ -228,6 +237,7 @@ class Research:
             return {"proposer": seat.name, "proposal": PROPOSAL.dump_python(found, mode="json"), "seconds": seconds}
 
         found = self.journal.once(f"ask {self.asks}", answer)
+        self.asked[str(found["proposer"])] += 1
         seconds = found["seconds"]
         assert isinstance(seconds, int | float)
         self.asking += seconds
@@ -246,7 +256,9 @@ class Research:
         known = self.journal.find(_trial_key(number))
         if known is not None:
             return self._settle(TRIAL.validate_python(known), None)
-        if status == "completed" and self.approve is not None:
+        if status == "completed" and (why := self._why_unpromising(proposer, recipe)):
+            trial = replace(trial, status="unpromising", why=why)
+        if trial.status == "completed" and self.approve is not None:
             trial = self._ask_person(trial, incumbent)
         if trial.status != "completed":
             self.say(f"trial {number}: {trial.status}, {shorten(trial.why, 100)}")
@@ -265,7 +277,7 @@ class Research:
             recipe = apply_changes(parent.recipe, proposal.changes)
         except EvsysError as exc:
             return parent.recipe, "invalid", str(exc)
-        problems = [*self._touched(recipe), *(self.space.check(recipe) if self.space else [])]
+        problems = [*self._check_fixed_settings(recipe)] or (self.space.check(recipe) if self.space else [])
         problems = problems or self.laboratory.check(recipe)
         if problems:
             return recipe, "invalid", "; ".join(f"{one.path}: {one.message}" for one in problems)
@@ -277,7 +289,26 @@ class Research:
                 return recipe, "duplicate", f"trial {trial.number} was the same"
         return recipe, "completed", ""
 
-    def _touched(self, recipe: JsonObject) -> Iterator[Problem]:
+    def _why_unpromising(self, proposer: str, recipe: JsonObject) -> str:
+        """Why a proposal of one whose share is capped is not launched: a trial that an agent wastes is one that the
+        optimiser lacks."""
+        optimiser = self._optimiser()
+        if optimiser is None or proposer not in self._capped():
+            return ""
+        rng = random.Random(f"{self.spec.seed}/{self.asks}/promise")
+        promise = optimiser.promise(self._state(), self.space, recipe, rng)
+        if promise is None or promise.gain >= promise.own:
+            return ""
+        return f"is expected to gain {promise.gain / promise.own:.0%} of what the optimiser's next proposal is"
+
+    def _optimiser(self) -> Optimiser | None:
+        found = (seat.proposer for seat in self.seats if seat.cap == 1 and isinstance(seat.proposer, Optimiser))
+        return next(found, None) if self.space is not None else None
+
+    def _capped(self) -> set[str]:
+        return {seat.name for seat in self.seats if seat.cap < 1}
+
+    def _check_fixed_settings(self, recipe: JsonObject) -> Iterator[Problem]:
         """The settings of the driver's own that a recipe has otherwise than the config, seeds of every block
         included."""
         tunable = self.space.tunables(recipe) if self.space else {}

@@ -17,24 +17,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from evsys_sdk import registry
-from evsys_sdk.checks.contamination import foreseen_leakage
-from evsys_sdk.checks.preflight import deep_problems
-from evsys_sdk.config.load import plain
 from evsys_sdk.config.metadata import Hypothesis, Prediction
 from evsys_sdk.config.schema import BudgetSpec, ExperimentConfig, RunConfig
 from evsys_sdk.config.yaml_io import Origin, remember, source_of
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import ConfigError, EvsysError, Problem
-from evsys_sdk.eval.benchmark import BenchmarkLoader
 from evsys_sdk.experiment.experiment import Experiment, RunOptions
 from evsys_sdk.experiment.identity import journal_path
 from evsys_sdk.experiment.outcome import ExperimentResult, record_path, seconds_in
 from evsys_sdk.experiment.search import number, step_name
-from evsys_sdk.explain import problems_of
 from evsys_sdk.protocols import RunResult
 from evsys_sdk.record.environment import config_hash
 from evsys_sdk.record.journal import RunJournal
 from evsys_sdk.record.rollouts import StoredJournal
+from evsys_sdk.research.legal import FileCheck
 from evsys_sdk.research.state import (
     CANDIDATE,
     INCUMBENT,
@@ -60,30 +56,13 @@ class Experiments:
     config: ExperimentConfig
     """The config that the research was started with; its one run is trial 0."""
     folder: Path
+    files: FileCheck
+    """What is wrong with a recipe before it costs anything."""
     watchers: Sequence[Any] = ()
-    _benchmarks: BenchmarkLoader | None = None
-    _known_leakage: frozenset[str] | None = None
     _identities: dict[str, str] = field(default_factory=dict)
 
     def check(self, recipe: JsonObject) -> list[Problem]:
-        """By the models, by the checks of `evsys validate`, and by a comparison of its rows with every benchmark that
-        the config names, test ones included."""
-        try:
-            run = RunConfig.model_validate({"name": CANDIDATE, **recipe})
-        except ValidationError as exc:
-            return list(problems_of(exc, RunConfig))
-        config = self._with_runs(self.config, [run])
-        if self._benchmarks is None:
-            self._benchmarks = BenchmarkLoader(self.config)
-        problems = [replace(p, path=p.path.removeprefix("run."), line=None) for p in
-                    deep_problems(config, benchmarks=self._benchmarks)]  # fmt: skip
-        if problems or config.leakage == "off":
-            return problems
-        if self._known_leakage is None:
-            own = self._with_runs(self.config, [RunConfig.model_validate(plain(self.config.all_runs()[0]))])
-            self._known_leakage = frozenset(one.message for one in foreseen_leakage(own, self._benchmarks))
-        found = foreseen_leakage(config, self._benchmarks)
-        return [replace(p, line=None) for p in found if p.message not in self._known_leakage]
+        return self.files(recipe)
 
     def identity(self, recipe: JsonObject) -> str:
         """By the settings that can change scores, defaults written out."""

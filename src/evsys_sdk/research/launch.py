@@ -29,7 +29,7 @@ from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import ConfigError, EvsysError, Problem, SettingsChanged
 from evsys_sdk.eval.benchmark import BenchmarkLoader
 from evsys_sdk.experiment.identity import SHOWN, Facts, differences, identity_facts
-from evsys_sdk.experiment.outcome import made
+from evsys_sdk.experiment.outcome import make_output_dir
 from evsys_sdk.files import to_json
 from evsys_sdk.format import count, interval_text, shown
 from evsys_sdk.history.compare import is_share_of_tasks
@@ -41,6 +41,7 @@ from evsys_sdk.redaction import learn_from_settings
 from evsys_sdk.research.driver import Approve, Research, ResearchResult
 from evsys_sdk.research.journal import ResearchJournal
 from evsys_sdk.research.laboratory import FINAL, TAG, Experiments
+from evsys_sdk.research.legal import FileCheck
 from evsys_sdk.research.proposers.command import CommandProposer, ProjectCopy
 from evsys_sdk.research.shares import CAP, EVOLVE, Seat
 from evsys_sdk.research.space import Space
@@ -113,9 +114,10 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
     success = config.metadata.success_metric
     assert success is not None and config.run is not None
     recipe: JsonObject = {key: value for key, value in plain(config.run).items() if key != "name"}
-    space = Space.of(recipe, spec, config)
+    files = FileCheck.of(config)
+    space = Space.of(recipe, spec, files)
     folder = research_folder(config)
-    made(folder.parent)
+    make_output_dir(folder.parent)
     with (
         hold(folder.parent / f".{folder.name}.lock", f"research {config.name!r} in {folder.parent}"),
         stop_on_signals(StopFlag()) as stop,
@@ -123,7 +125,7 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
     ):
         if options.fresh and folder.exists():
             move_aside({folder: folder.name}, folder.with_name(f"{folder.name}.{ATTEMPTS}"))
-        made(folder)
+        make_output_dir(folder)
         journal = ResearchJournal.open(folder / "journal.jsonl")
         _begin_or_resume(journal, config, spec, benchmarks)
         seats = seats_of(spec)
@@ -135,7 +137,7 @@ def run_research(path: str | Path, options: ResearchOptions | None = None) -> Re
         research = Research(
             spec=spec,
             recipe=recipe,
-            laboratory=Experiments(config=config, folder=folder, watchers=options.watchers),
+            laboratory=Experiments(config=config, folder=folder, files=files, watchers=options.watchers),
             seats=seats,
             metric=success.name,
             direction=success.direction,

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from evsys_sdk import registry
 from evsys_sdk.checks.blocks import data_blocks, recipes_of
-from evsys_sdk.checks.preflight import deep_problems
+from evsys_sdk.checks.contamination import foreseen_audits
 from evsys_sdk.config.base import KindSpec
 from evsys_sdk.config.load import plain
 from evsys_sdk.config.research import ResearchSpec
@@ -22,6 +22,7 @@ from evsys_sdk.config.run_config import Range, RunConfig
 from evsys_sdk.config.schema import ExperimentConfig
 from evsys_sdk.config.sweep import unknown_axis
 from evsys_sdk.config.yaml_io import remember, source_of
+from evsys_sdk.contamination.audit import Audit
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import FOREIGN, ConfigError, Problem, closest
 from evsys_sdk.eval.benchmark import BenchmarkLoader
@@ -58,13 +59,16 @@ class Parts:
 
 @dataclass(slots=True)
 class FileCheck:
-    """What is wrong with a recipe as the only run of a config: what `evsys validate --deep` would say."""
+    """What is wrong with a recipe as the only run of a config: what `evsys validate --deep` would say, and whether its
+    rows hold tasks of a benchmark, test ones included, that the config's own rows do not hold."""
 
     config: ExperimentConfig
     benchmarks: BenchmarkLoader
     seen: dict[str, list[Problem]] = field(default_factory=dict)
-    audited: set[str] = field(default_factory=set)
-    """Data blocks that share no row with a benchmark."""
+    leaks: dict[str, list[Problem]] = field(default_factory=dict)
+    """Data blocks -> what their rows have in common with benchmarks. The audit takes long."""
+    own: dict[str, Audit] | None = None
+    """Benchmark -> what it has in common with the config's own rows."""
 
     @classmethod
     def of(cls, config: ExperimentConfig) -> FileCheck:
@@ -81,17 +85,42 @@ class FileCheck:
             run = RunConfig.model_validate({**recipe, "name": "candidate"})
         except ValidationError as exc:
             return problems_of(exc, RunConfig)
-        rows = to_json([plain(data) for _, data in data_blocks(run)])
-        # The audit of rows against benchmarks is dear, and the same for the same rows.
-        leakage = "warn" if rows in self.audited else self.config.leakage
+        # Late: proposers are registered whenever a kind is looked up, and the checks bring in what runs need.
+        from evsys_sdk.checks.preflight import deep_problems
+
+        found = deep_problems(self._config_of(run, leakage="off"), benchmarks=self.benchmarks)
+        if not found and self.config.leakage != "off":
+            rows = to_json([plain(data) for _, data in data_blocks(run)])
+            if rows not in self.leaks:
+                self.leaks[rows] = [*self._leaks(run)]
+            found = self.leaks[rows]
+        # Lines of the file belong to the config's own run.
+        return [replace(problem, path=problem.path.removeprefix("run."), line=None) for problem in found]
+
+    def _leaks(self, run: RunConfig) -> Iterator[Problem]:
+        if self.own is None:
+            own = self._config_of(self.config.all_runs()[0], leakage=self.config.leakage)
+            self.own = {audit.benchmark: audit for _, audit in foreseen_audits(own, self.benchmarks)}
+        for place, audit in foreseen_audits(self._config_of(run, leakage=self.config.leakage), self.benchmarks):
+            if has_more_tasks(audit, self.own.get(audit.benchmark)):
+                yield Problem(path=place, message=f"leakage: {audit.text}")
+
+    def _config_of(self, run: RunConfig, *, leakage: str) -> ExperimentConfig:
         one = {"run": run, "runs": [], "matrix": None, "base_run": None, "search": None, "leakage": leakage}
         config = self.config.model_copy(update=one)
         config.__pydantic_fields_set__.difference_update({"runs", "matrix", "base_run", "search"})
         remember(config, source_of(self.config))
-        found = deep_problems(config, benchmarks=self.benchmarks)
-        if not found:
-            self.audited.add(rows)
-        return found
+        return config
+
+
+def has_more_tasks(audit: Audit, own: Audit | None) -> bool:
+    """Whether rows hold tasks of a benchmark that the config's own rows do not. Of many, only the first are named: then
+    their number decides."""
+    if audit.clean or own is None:
+        return not audit.clean
+    known = {leak.task_id for leak in own.leaks}
+    are_named = len(own.leaks) == own.tasks
+    return audit.tasks > own.tasks or (are_named and any(leak.task_id not in known for leak in audit.leaks))
 
 
 def parts_of(recipe: JsonObject, spec: ResearchSpec, check: Callable[[JsonObject], list[Problem]]) -> Parts:
@@ -104,6 +133,8 @@ def parts_of(recipe: JsonObject, spec: ResearchSpec, check: Callable[[JsonObject
     if spec.space == "auto":
         _refuse(problems)
         sources = [f"{place}.{key}" for place, _ in data_blocks(run) for key in SOURCE]
+        # Phases hand one adapter on: its size in one of them alone would be no legal file.
+        sources += [f"{place}.params.lora_rank" for place, _ in places if place != "algorithm"]
         return Parts(
             # Of a backend, what its schema calls tunable is research; the rest is the machine.
             settings=tuple(

@@ -17,13 +17,14 @@ from evsys_sdk.config.base import JsonDict, Name, Strict
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import EvsysError, shorten
 from evsys_sdk.format import interval_text, shown
-from evsys_sdk.research.settings import Setting
 from evsys_sdk.research.space import Space
 from evsys_sdk.research.state import ResearchState, Trial, apply_changes
 
 PAST = 30
 """How many decisions are listed, the newest."""
 LONGEST_WHY = 160
+LONGEST_ANSWER = 20_000
+"""Characters of an answer that are read, the last ones."""
 FORM = '{"changes": {"<dotted setting>": <new value>}, "claim": "<one sentence>", "confidence": <0 to 1>}'
 
 
@@ -49,7 +50,7 @@ def question_text(state: ResearchState, space: Space | None, rng: random.Random)
         f"## The best recipe so far (trial {incumbent.number}, {score})\n" + json.dumps(incumbent.recipe, indent=1),
     ]
     if space is not None:
-        lines = [f"- {path}: {_bounds(one)}" for path, one in space.tunables(incumbent.recipe).items()]
+        lines = [f"- {path}: {one.told}" for path, one in space.tunables(incumbent.recipe).items()]
         parts.append("## Settings that may change\n" + "\n".join(lines))
     past = [_past_line(trial) for trial in state.trials[1:]][-PAST:]
     parts.append("## Tried so far (oldest first)\n" + ("\n".join(past) or "- nothing yet"))
@@ -65,12 +66,6 @@ def question_text(state: ResearchState, space: Space | None, rng: random.Random)
     if example:
         parts.append(f"For instance:\n{json.dumps(example)}")
     return "\n\n".join(parts) + "\n"
-
-
-def _bounds(setting: Setting) -> str:
-    if setting.values:
-        return f"one of {json.dumps(list(setting.values))}"
-    return f"{setting.low:g} to {setting.high:g}" + (", on a logarithmic scale" if setting.log else "")
 
 
 def _past_line(trial: Trial) -> str:
@@ -93,7 +88,7 @@ def _example(recipe: JsonObject, space: Space | None, rng: random.Random) -> Jso
 
 def read_answer(text: str, recipe: JsonObject, space: Space | None) -> ProposedChange:
     """The last JSON object with `changes` in a text, if it is legal; EvsysError with everything that is wrong."""
-    found = [one for one in _objects_in(text) if "changes" in one]
+    found = [one for one in _objects_in(text[-LONGEST_ANSWER:]) if "changes" in one]
     if not found:
         raise EvsysError(f"there is no JSON object with changes in the answer; the form is {FORM}")
     try:
@@ -114,7 +109,7 @@ def _objects_in(text: str) -> Iterator[JsonDict]:
     while at >= 0:
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):  # brackets in brackets, without end
             value, end = None, at + 1
         if isinstance(value, dict):
             yield value

@@ -40,6 +40,20 @@ class Setting:
     when: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """Other settings of its block -> the value that they need for this one to be read, and their default."""
 
+    def allows(self, value: object) -> bool:
+        """Whether the value is one of its values, or a number between its bounds."""
+        if self.values:
+            return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.values)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and self.low <= value <= self.high  # type: ignore[operator]
+
+    @property
+    def told(self) -> str:
+        """`one of [1, 2]`, or `1e-06 to 0.01, on a logarithmic scale`."""
+        if self.values:
+            return f"one of {json.dumps(list(self.values))}"
+        return f"{self.low:g} to {self.high:g}" + (", on a logarithmic scale" if self.log else "")
+
     def scaled(self, value: object) -> float | str:
         """Where the value lies between the bounds, from 0 to 1 (beyond them: at the nearer end); of a choice, its
         name."""

@@ -79,7 +79,7 @@ def rest_of(trials: Sequence[Trial], name: str) -> int:
     tried."""
     wasted = 0
     for trial in reversed([trial for trial in trials if trial.proposer == name]):
-        if trial.status not in ("invalid", "duplicate"):
+        if trial.status not in ("invalid", "duplicate", "unpromising"):
             break
         wasted += 1
     return int(2 ** min(wasted // 2, 4)) - 1

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from evsys_sdk.config.research import ResearchSpec
-from evsys_sdk.config.schema import ExperimentConfig
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import Problem
 from evsys_sdk.research.legal import FileCheck, parts_of
@@ -61,13 +60,12 @@ class Space:
         object.__setattr__(self, "lists", lists)
 
     @classmethod
-    def of(cls, recipe: JsonObject, spec: ResearchSpec, config: ExperimentConfig) -> Space:
+    def of(cls, recipe: JsonObject, spec: ResearchSpec, files: FileCheck) -> Space:
         """The space that the `research` block asks for. ConfigError with every mistake in it."""
-        check = FileCheck.of(config)
-        parts = parts_of(recipe, spec, check)
+        parts = parts_of(recipe, spec, files)
         return cls(
             base=recipe, settings=parts.settings, kinds=parts.kinds, lists=parts.lists, fixed=parts.fixed,
-            free=parts.free, problems=check,
+            free=parts.free, problems=files,
         )  # fmt: skip
 
     def tunables(self, recipe: JsonObject) -> dict[str, Setting]:
@@ -117,6 +115,11 @@ class Space:
                 found.append(Problem(path=path, message="must stay as it is", value=value))
             elif self.free is not None and not any(_is_inside(path, each) for each in self.free):
                 found.append(Problem(path=path, message="is not in research.space", value=value))
+        # A space that a person wrote holds for its values too; of `auto`, bounds are advice and the schema is the law.
+        for path, setting in (self.tunables(recipe) if self.free is not None and not found else {}).items():
+            value = self.value(recipe, path, setting)
+            if not setting.allows(value) and value != self.value(self.base, path, setting):
+                found.append(Problem(path=path, message=f"must be {setting.told} (research.space)", value=value))
         for place, kinds in self.kinds.items():
             kind = block_of(recipe, place).get("kind")
             if kind not in kinds:

@@ -29,9 +29,10 @@ DELETED = "__deleted__"
 
 Decision = Literal["first", "kept", "discarded", "undecided"]
 """By the verdict. `undecided`: as many seeds as the config allows did not tell it from the incumbent."""
-Status = Literal["completed", "failed", "pruned", "invalid", "duplicate", "declined"]
-"""`pruned`: left behind at a rung. `invalid` (no legal file, or forbidden), `duplicate` (tried before, or next to it)
-and `declined` (by a person, under --approve) cost nothing."""
+Status = Literal["completed", "failed", "pruned", "invalid", "duplicate", "unpromising", "declined"]
+"""`pruned`: left behind at a rung. `invalid` (no legal file, or forbidden), `duplicate` (tried before, or next to it),
+`unpromising` (the proposer in charge expects more of its own next proposal) and `declined` (by a person, under
+--approve) cost nothing."""
 SPENT: frozenset[Status] = frozenset({"completed", "failed", "pruned"})
 """How trials end that were launched."""
 
@@ -126,6 +127,7 @@ class ResearchState:
     @property
     def incumbent(self) -> Trial | None:
         """The last one that was kept."""
+        # Each that is kept takes the place of the one before.
         return next((trial for trial in reversed(self.trials) if trial.decision in ("first", "kept")), None)
 
     @property
@@ -143,6 +145,14 @@ class ResearchState:
         return trial.score if self.direction == "max" else -trial.score
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What a proposer expects of another's recipe, by the same measure as of its own best."""
+
+    gain: float
+    own: float
+
+
 @runtime_checkable
 class Proposer(Protocol):
     """What should be tried next?
@@ -154,6 +164,23 @@ class Proposer(Protocol):
 
     def propose(self, state: ResearchState, space: object, rng: random.Random) -> Proposal | None:
         """The next proposal, `None` when it has none. `space` is a `research.space.Space`."""
+        ...
+
+
+@runtime_checkable
+class Optimiser(Proposer, Protocol):
+    """Is another's recipe worth a trial?
+
+    A proposer that can tell is in charge where its share is 1. Others, whose share is capped, are asked only in the
+    rounds that it does not keep, and launched only where it expects no more of its own.
+    """
+
+    def keeps_round(self, state: ResearchState, space: object) -> bool:
+        """Whether nobody else is asked in this round."""
+        ...
+
+    def promise(self, state: ResearchState, space: object, recipe: JsonObject, rng: random.Random) -> Promise | None:
+        """None where it cannot tell; then the recipe is launched."""
         ...
 
 
@@ -241,11 +268,13 @@ def apply_changes(recipe: JsonObject, changes: Changes) -> JsonObject:
     """The recipe with these settings changed; EvsysError where a path does not fit."""
     from evsys_sdk.errors import EvsysError
 
+    # A copy in which nothing is shared, and which holds what a journal can keep.
     child: JsonObject = json.loads(json.dumps(recipe))
     for path, value in changes.items():
         parts = split_path(path)
         try:
             if value == DELETED:
+                # The walk checks nothing: a place that is not there raises, and the caller hears which path it was.
                 parent: object = child
                 for part in parts[:-1]:
                     parent = parent[part]  # type: ignore[index]

@@ -61,9 +61,9 @@ async def run(job: TrialJob) -> Outcome:
         raise EvsysError(reason)
     for attempt in count(1):
         outcome = await _Try(job=job, attempt=attempt).run()
-        if attempt > job.patience.retries or not is_retried(outcome.failure):
+        if attempt > job.retry_policy.retries or not is_retried(outcome.failure):
             return outcome
-        await job.patience.wait_before(attempt - 1)
+        await job.retry_policy.wait_before(attempt - 1)
     raise AssertionError("count() has no end")
 
 
@@ -245,7 +245,7 @@ class NoEnvironment(BaseEnvironment):
 
 @lru_cache(maxsize=1)
 def no_environment() -> NoEnvironment:
-    """The one there is: it holds nothing, so all rollouts can share it."""
+    """An environment that holds nothing, so that all rollouts can share it."""
     nowhere = Path("no-environment")
     return NoEnvironment(
         environment_dir=nowhere,

@@ -73,7 +73,7 @@ class HarborRolloutEngine:
         sleep: Callable[[float], Awaitable[None]] = apause_before_retry,
     ) -> None:
         self.concurrency = concurrency
-        self.patience = SampleRetryPolicy(retries=retries, backoff_seconds=backoff_seconds, sleep=sleep)
+        self.retry_policy = SampleRetryPolicy(retries=retries, backoff_seconds=backoff_seconds, sleep=sleep)
         self.agent = agent
         self.grade = grade
         self.settings = settings or TrialSettings()
@@ -90,7 +90,7 @@ class HarborRolloutEngine:
             # `copy` shares the dictionary, and with it the places of the engine that was copied.
             own.concurrency, own._slots = concurrency, WeakKeyDictionary()
         if max_attempts is not None:
-            own.patience = replace(self.patience, retries=max_attempts - 1)
+            own.retry_policy = replace(self.retry_policy, retries=max_attempts - 1)
         return own
 
     def in_environment(self, environment: EnvironmentSpec) -> HarborRolloutEngine:
@@ -119,7 +119,7 @@ class HarborRolloutEngine:
             sampling=sampling,
             num_samples=num_samples,
             grade=self.grade or grade_in_process,
-            patience=self.patience,
+            retry_policy=self.retry_policy,
             clock=self.clock,
             verifier_seconds=self.settings.limits.verifier_seconds,
         )
@@ -205,7 +205,7 @@ class HarborRolloutEngine:
                 sampler=asked.sampler,
                 renderer=asked.renderer,
                 sampling=replace(asked.sampling, seed=seed),
-                patience=self.patience,
+                retry_policy=self.retry_policy,
                 context_length=self.settings.context_length,
             )
             with live(policy), _with_address(worker, policy, front) as agent:
@@ -215,7 +215,7 @@ class HarborRolloutEngine:
                     agent=agent,
                     policy=policy,
                     grade=asked.grade,
-                    patience=self.patience,
+                    retry_policy=self.retry_policy,
                     settings=self.settings,
                 )
                 outcome = await runner_for(task)(job)

@@ -103,10 +103,10 @@ class _Work:
 
     async def run(self, folder: Path) -> Outcome:
         retries = RetryConfig(
-            max_retries=self.job.patience.retries,
+            max_retries=self.job.retry_policy.retries,
             include_exceptions=set(INFRASTRUCTURE),
             exclude_exceptions=set(NEVER_RETRIED),
-            min_wait_sec=self.job.patience.backoff_seconds,
+            min_wait_sec=self.job.retry_policy.backoff_seconds,
             wait_multiplier=2.0,
         )
         # A queue for each trial: how many run at a time is decided by the engine's places.

@@ -120,9 +120,9 @@ class SampleRetryPolicy:
 
 
 async def sample(
-    sampler: SamplingClient, prompt: list[int], n: int, sampling: SamplingParams, patience: SampleRetryPolicy
+    sampler: SamplingClient, prompt: list[int], n: int, sampling: SamplingParams, retry_policy: SampleRetryPolicy
 ) -> SampleOutput:
-    """What the sampler says, after as many lost calls as there is patience for."""
+    """The sampler's answer; lost calls are repeated by the retry policy."""
     asked = ModelInput.from_ints(prompt)
     attempt = 0
     while True:
@@ -131,9 +131,9 @@ async def sample(
         except BackendUnavailable:  # the backend has tried for as long as it makes sense
             raise
         except RETRIED:
-            if attempt == patience.retries:
+            if attempt == retry_policy.retries:
                 raise
-            await patience.wait_before(attempt)
+            await retry_policy.wait_before(attempt)
             attempt += 1
         else:
             await take_turn()
@@ -165,7 +165,7 @@ class Policy:
     renderer: Renderer
     sampling: SamplingParams
     """With the rollout's own seed; each turn draws with one derived from it."""
-    patience: SampleRetryPolicy = field(default_factory=SampleRetryPolicy)
+    retry_policy: SampleRetryPolicy = field(default_factory=SampleRetryPolicy)
     name: str = ""
     """What it is looked up by while it is live."""
     turns: list[Turn] = field(default_factory=list)
@@ -224,7 +224,7 @@ class Policy:
         self.calls += 1
         try:
             with self.waiting_for("the model"):
-                output = await sample(self.sampler, prompt, 1, params, self.patience)
+                output = await sample(self.sampler, prompt, 1, params, self.retry_policy)
             if not output.sequences:
                 raise BackendError("the sampler returned no completion")
             sequence = check_logprobs(output.sequences[0])

@@ -26,7 +26,7 @@ class SingleTurnSettings:
     sampling: SamplingParams
     num_samples: int
     grade: Grade
-    patience: SampleRetryPolicy
+    retry_policy: SampleRetryPolicy
     clock: Callable[[], float]
     verifier_seconds: float
 
@@ -38,7 +38,7 @@ async def roll_task(task: HarborTask, asked: SingleTurnSettings) -> list[Rollout
         prompt = asked.renderer.prompt(task_messages(task))
         # The task's own seed: its draw must not depend on which tasks it shares a batch with.
         drawn = replace(asked.sampling, seed=derive_seed(asked.sampling.seed, task.task_id))
-        output = await sample(asked.sampler, prompt, n, drawn, asked.patience)
+        output = await sample(asked.sampler, prompt, n, drawn, asked.retry_policy)
     except STOPS:
         raise
     except Exception as exc:

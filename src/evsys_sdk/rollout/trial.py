@@ -109,7 +109,7 @@ NEVER_RETRIED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTimeouts:
-    """Seconds until patience ends; a task directory's own limits come first."""
+    """Time limit in seconds; a task directory's own limits come first."""
 
     setup_seconds: float = 360.0
     agent_seconds: float = 600.0
@@ -155,7 +155,7 @@ class TrialJob:
     agent: AgentClass
     policy: Policy
     grade: Grade
-    patience: SampleRetryPolicy
+    retry_policy: SampleRetryPolicy
     settings: TrialSettings = field(default_factory=TrialSettings)
 
     async def emit(self, event: str, attempt: int) -> None:

@@ -84,6 +84,7 @@ class RunEvals:
     def create(cls, attempt: RunAttempt) -> RunEvals:
         """How the run of this attempt is scored."""
         plan, service, leakage = attempt.plan, attempt.service, attempt.record.leakage
+        # The mock model knows one template, whatever the config says.
         is_mock = plan.run.backend.kind == "mock"
         length = getattr(service, "context_length", None)
         settings = TrialSettings(http_front=partial(http_front, length), context_length=length)
@@ -146,6 +147,7 @@ class RunEvals:
         async def work() -> EvalResult:
             key = self.load(entry)
             limits = [limit for limit in (entry.limit, self.max_tasks) if limit is not None]
+            # The run's seed: the same weights give the same answers when a run is resumed or repeated.
             sampling = SamplingParams(max_tokens=entry.max_tokens, temperature=entry.temperature, seed=self.seed)
             model: ClientModel | WeightsModel
             if self.client is not None:
@@ -172,11 +174,11 @@ class RunEvals:
                 step=step,
                 finished=self.finished and self.finished(entry.role, entry.label, self.loaded[key].sha256, step),
             )
-            return self.marked(result, key, self.loaded[key].sha256)
+            return self.mark_training_rows(result, key, self.loaded[key].sha256)
 
-        return await guarded(work, name=entry.label, split=entry.role, step=step)
+        return await run_evaluation(work, name=entry.label, split=entry.role, step=step)
 
-    def marked(self, result: EvalResult, audited: str, sha256: str) -> EvalResult:
+    def mark_training_rows(self, result: EvalResult, audited: str, sha256: str) -> EvalResult:
         """The result with what is known of its tasks and the training rows."""
         # The audit names the same tasks once, by the first entry that has them.
         names = [audited, *(name for name, other in self.loaded.items() if other.sha256 == sha256)]
@@ -219,7 +221,7 @@ def agent_of(entry: BenchmarkEntry) -> AgentSpec | None:
     return None if path is None else AgentSpec(kind=path, params=params)
 
 
-async def guarded(
+async def run_evaluation(
     work: Callable[[], Awaitable[EvalResult]], *, name: str, split: str, step: int | None = None
 ) -> EvalResult:
     """Run an evaluation; an exception in it becomes an `EvalResult` with an error."""
@@ -246,13 +248,14 @@ async def score_untrained(attempt: RunAttempt, hooks: LoopHooks) -> None:
 
         hooks.callbacks.doing(hooks.ctx, "scoring")
 
+        # A default binds the entry of this turn: a closure would see that of the last.
         async def work(entry: BenchmarkEntry = entry) -> EvalResult:
             if scoring.client is not None:
                 return await scoring.score_once(entry, None, step=0)
             async with _starting_sampler(attempt, hooks.ctx) as sampler:
                 return await scoring.score_once(entry, sampler, step=0)
 
-        result = await hooks.stop.unless_set(guarded(work, name=entry.label, split=entry.role, step=0))
+        result = await hooks.stop.unless_set(run_evaluation(work, name=entry.label, split=entry.role, step=0))
         hooks.add(replace(result, start=attempt.plan.run.model.load_checkpoint_path or ""))
 
 
@@ -267,6 +270,7 @@ async def _starting_sampler(attempt: RunAttempt, ctx: RunContext) -> AsyncIterat
     saved_rank = getattr(service, "saved_rank", None)
     given = attempt.plan.run.algorithm.params.get("lora_rank")
     rank = given if isinstance(given, int) else saved_rank(ctx.start_from) if saved_rank else LORA_RANK
+    # Of the rank of the checkpoint: a state of one rank does not load into an adapter of another.
     client = await service.create_training_client(rank=rank, seed=ctx.seed)
     await client.load_state(ctx.start_from, optimizer=False)
     path = await client.save_weights_for_sampler("start")
@@ -290,11 +294,11 @@ async def score_trained(attempt: RunAttempt, hooks: LoopHooks, trained: RunResul
             sampler = await attempt.sampler_of(trained) if scoring.client is None else None
             return await scoring.score_once(entry, sampler, step=None)
 
-        hooks.add(await hooks.stop.unless_set(guarded(work, name=entry.label, split=entry.role)))
+        hooks.add(await hooks.stop.unless_set(run_evaluation(work, name=entry.label, split=entry.role)))
     evaluation = attempt.plan.run.eval
     is_scored = any(result.split == "eval" and result.step is None for result in hooks.of_this_stage())
     if evaluation.enabled and evaluation.metrics and not is_scored:
-        block = guarded(lambda: _score_eval_block(attempt, hooks, trained, rows), name="eval", split="eval")
+        block = run_evaluation(lambda: _score_eval_block(attempt, hooks, trained, rows), name="eval", split="eval")
         hooks.add(await hooks.stop.unless_set(block))
     final = [result for result in hooks.of_this_stage() if result.step in (None, hooks.weights_step)]
     return {key: value for result in final for key, value in eval_metrics(result).items()}
@@ -325,4 +329,6 @@ async def _score_eval_block(attempt: RunAttempt, hooks: LoopHooks, trained: RunR
         return hooks.finished("eval", "eval", sha256, None)
 
     result = await score_rows(rows, metrics=metrics, client=client, limit=min(limits, default=None), finished=finished)
-    return replace(result, on_training_rows=True) if sha256 is None else hooks.scoring.marked(result, EVAL_DATA, sha256)
+    if sha256 is None:  # without `eval_data` the block asks the training rows themselves
+        return replace(result, on_training_rows=True)
+    return hooks.scoring.mark_training_rows(result, EVAL_DATA, sha256)

@@ -69,6 +69,7 @@ def find_target(ref: ModelRef) -> Target:
     if named is not None:
         home = find_run(named.run)
         weights = weights_at(home, named, "sampler")
+        # A base model that is named counts more than the record, which a run that is still training does not have.
         if ref.base_model is not None:
             return _given_target(ref, ref.base_model, name=ref.name or ref.base_model, checkpoint=weights)
         if not (home / RUN_RESULT_FILE).is_file():
@@ -92,6 +93,7 @@ def find_weights(path: str, *, model: str, backend: str, params: dict[str, objec
     """Weights by their path, for a base model that is named; what their run's record says of them must agree."""
     named = CheckpointName.parse(path) or _name_of_run(path)
     around = _around(Path(path)) if named is None else [find_run(named.run)]
+    # A record beside the weights says which model they belong to; the caller's word counts only without one.
     in_run = any((folder / RUN_RESULT_FILE).is_file() for folder in around)
     target = find_target(ModelRef(text=path, backend=backend, base_model=None if in_run else model, params=params))
     if target.model != model:
@@ -140,6 +142,7 @@ def _refuse(ref: ModelRef, path: Path) -> None:
 
 
 def _given_target(ref: ModelRef, model: str, *, name: str, checkpoint: str | None) -> Target:
+    # An address names its own server; anything else lies on this machine.
     backend = ref.backend or ("tinker" if (checkpoint or "").startswith(TINKER) else DEFAULT_BACKEND)
     return Target(name=name, model=model, backend=backend, backend_params=dict(ref.params), checkpoint=checkpoint)
 
@@ -153,6 +156,7 @@ def _from_run(ref: ModelRef, run_dir: Path, checkpoint: str | None) -> Target:
         checkpoint = checkpoint or record.artifacts.get("final_sampler")
     if checkpoint is None:
         raise EvsysError(f"{run_dir}: this run ({record.status}) left no weights to sample from (final_sampler)")
+    # Weights of one engine are files that another cannot read, whatever the base model.
     if ref.backend not in (None, backend.kind):
         raise EvsysError(f"these weights were made on backend {backend.kind!r} and cannot move to {ref.backend!r}")
     return Target(
@@ -203,6 +207,7 @@ def open_model(target: Target) -> Iterator[OpenModel]:
     """The target's backend, prepared for as long as the block runs."""
     backend = registry.backends.build(target.backend, target.backend_params)
     model = ModelConfig(name=target.model, renderer_name=target.renderer_name)
+    # A backend wants a run directory; nothing that is written here is kept.
     with tempfile.TemporaryDirectory(prefix="evsys-open-") as folder:
         handles = backend.prepare(model=model, run_dir=Path(folder))
         try:

@@ -99,7 +99,10 @@ def find_completed(plan: RunPlan, record: RunRecorder) -> RunResult | None:
         is_child = plan.experiment.parent_experiment_id is not None
         same = find_identical(run_identity(plan, record), plan.journal.path, is_child=is_child)
         earlier = reuse_run(same, plan.journal, plan.run_id, fingerprint, record.run_dir) if same else None
-    if earlier is None or not (earlier.completed or plan.pause_at is not None):
+    if earlier is None:
+        return None
+    # The record of a paused run may be whole where the journal has lost its scores, and those decide who continues.
+    if not earlier.completed and (plan.pause_at is None or not was_paused_at(earlier, plan.pause_at)):
         return None
     result = load_result(earlier, record.run_dir)
     if result is None:

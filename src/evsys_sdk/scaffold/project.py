@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,6 +23,7 @@ FIRST_SLUG = "first_sft"
 DOTFILES = {"gitignore", "gitkeep"}
 """Template names that get a dot in front: git would read them where they lie."""
 REGISTERING = "src/__init__.py"
+FOR_AGENTS = "AGENTS.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class ScaffoldedProject:
 def init_project(folder: Path, *, date: datetime.date) -> ScaffoldedProject:
     """Fill `folder` with a project, keeping every file that is there."""
     root = Path(os.path.abspath(folder))
-    if root.exists() and not root.is_dir():
-        raise EvsysError(f"{folder} is a file; name a folder")
+    if os.path.lexists(root) and not root.is_dir():
+        raise EvsysError(f"{folder} is a {'file' if root.exists() else 'broken link'}; name a folder")
     name = package_name(root.name)
     # A project that was scaffolded on another day keeps its first experiment.
     existing = sorted(root.glob(f"experiments/*_{FIRST_SLUG}/config.yaml"))
@@ -54,10 +56,16 @@ def init_project(folder: Path, *, date: datetime.date) -> ScaffoldedProject:
     _refuse_files_as_folders(root, texts)
     kept = [path for path in texts if os.path.lexists(root / path)]  # a dangling link is a user's file, too
     notes = []
-    if REGISTERING in kept and not _imports_the_extensions(root / REGISTERING):
+    if REGISTERING in kept and not _names(root / REGISTERING, "metrics", "transforms", "verifiers"):
         notes.append(
             f"{REGISTERING} was kept and does not import the example's extensions; add this line to it:\n"
             "  from src import metrics, transforms, verifiers"
+        )
+    if FOR_AGENTS in kept and not _names(root / FOR_AGENTS, "evsys"):
+        notes.append(
+            f"{FOR_AGENTS} was kept and does not name evsys; add lines such as these to it:\n"
+            "  Read `evsys context` before an experiment; `evsys conclude` after it.\n"
+            "  Select by validation scores; do not open data/benchmark/, test.jsonl files, .env or keys."
         )
     written = [path for path in texts if path not in kept]
     for path in written:
@@ -87,7 +95,8 @@ def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversa
 
 def package_name(text: str) -> str:
     """A name that pyproject.toml takes: `My project` becomes `my-project`."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "research"
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()  # é is e and an accent
+    return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-") or "research"
 
 
 def experiment_name(slug: str, date: datetime.date) -> str:
@@ -102,9 +111,9 @@ def _refuse_files_as_folders(root: Path, paths: Mapping[str, str]) -> None:
         raise EvsysError(f"{', '.join(wrong)} in {root} must be folders and are files; nothing was written")
 
 
-def _imports_the_extensions(file: Path) -> bool:
+def _names(file: Path, *words: str) -> bool:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    return all(module in text for module in ("metrics", "transforms", "verifiers"))
+    return all(word in text for word in words)

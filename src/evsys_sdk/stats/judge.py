@@ -19,6 +19,7 @@ from evsys_sdk.errors import FOREIGN, EvsysError, not_known
 from evsys_sdk.format import count, name_list, shown
 from evsys_sdk.logs import get_logger
 from evsys_sdk.stats.arm_scores import ArmScores, ArmTable, Values, fixed_table, shared_tasks, table_of
+from evsys_sdk.stats.clusters import COPIES
 from evsys_sdk.stats.comparison import arm_interval, arm_mean, chance_of, seed_spread
 from evsys_sdk.stats.intervals import Estimate
 from evsys_sdk.stats.power import PowerQuestion, more_of_both, more_seeds, more_tasks
@@ -99,6 +100,7 @@ def judge_arms(
     baseline = baseline_arm or (None if searched else arms[0].arm)
     tables = {scores.arm: table_of(scores) for scores in arms if scores.why_unranked is None}
     before = _start_tables(tables, starts or (dict.fromkeys(tables, untrained) if untrained else {}))
+    # By identity: arms that start from one model share its table, which must not count once per arm.
     distinct = {id(table): table for table in before.values()}.values()
     all_tables = {**{f"{UNTRAINED} {number}": table for number, table in enumerate(distinct)}, **tables}
     compared = tables.get(baseline) if baseline else None
@@ -406,10 +408,13 @@ def _notes(verdict: Verdict, tables: Mapping[str, ArmTable], rules: Rules, clust
         is_joined = widest and units < len({rules.clusters.get(task, task) for task in widest.tasks})
         joined = f" (their sizes differ much: the small ones are joined, and {units} groups count)" if is_joined else ""
         few = "; so few say little of other templates" if units < FEW_CLUSTERS else ""
-        notes.append(
+        told = (
             f"tasks come from {n_clusters} templates{how}: intervals and tests count templates, not tasks, and more "
             f"tasks means tasks from new templates{joined}{few}"
         )
+        if clustered_by == COPIES:
+            told = f"some tasks are copies of others: {n_clusters} different tasks are the units of intervals and tests"
+        notes.append(told)
     scored = [arm for arm in verdict.arms if arm.mean is not None]
     if rules.per_run and any(arm.low is not None for arm in scored):
         notes.append("a run has one value of this metric: the intervals cover training variance (seeds), and no tasks")

@@ -3,7 +3,7 @@
 In: tasks. Out: a `TaskSketch` that fits into a record: how many there are, and the smallest hashes of what they ask and
 expect (a bottom-k sketch, Broder 1997). Two sketches tell how many tasks two sets share: exactly where both have at
 most 64 tasks, else as an estimate. Ids, metadata, order, white space, punctuation and case play no part, and small
-edits of the texts hardly any.
+edits of the texts hardly any. A second set of hashes, of the whole texts, tells which tasks were left out or changed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,23 @@ class TaskSketch:
 
     count: int
     hashes: tuple[str, ...]
+    whole: tuple[str, ...] = ()
+    """The smallest hashes of whole tasks; empty in records that do not have them. What else is in the set does not
+    change them, as it may change `hashes`: a pair of words that a new task has too no longer counts there."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "hashes": list(self.hashes)}
+        return {"count": self.count, "hashes": list(self.hashes), "whole": list(self.whole)}
+
+    def left_out_of(self, others: Sequence[TaskSketch]) -> int:
+        """How many of these tasks none of the others has: exactly up to 64 tasks, else as an estimate; 0 where that is
+        not known."""
+        if not all(other.whole for other in others):
+            return 0
+        found = {one for other in others for one in other.whole}
+        # Of a larger set only the smallest hashes are kept: above the last of them nothing is known.
+        known = [h for h in self.whole if h in found or all(len(o.whole) < SIZE or h <= o.whole[-1] for o in others)]
+        missing = sum(h not in found for h in known)
+        return missing if len(self.whole) < SIZE else round(self.count * missing / max(len(known), 1))
 
     def is_like(self, other: TaskSketch) -> bool:
         """True where the two sets share at least half of the tasks of the smaller one."""
@@ -61,7 +75,7 @@ def sketch_of(tasks: Sequence[HarborTask]) -> TaskSketch:
     ]
     pairs = [[" ".join(pair) for pair in pairwise(WORD.findall(text))] for text in texts]
     spread = Counter(pair for each in pairs for pair in set(each))
-    found = set()
+    found, whole = set(), set()
     for task, text, each in zip(tasks, texts, pairs, strict=True):
         verifier = task.verifier
         expected = verifier.get("expected") if isinstance(verifier, Mapping) else getattr(verifier, "expected", None)
@@ -71,12 +85,14 @@ def sketch_of(tasks: Sequence[HarborTask]) -> TaskSketch:
         # CRC-32 only picks one of the pairs, of which there are many; SHA-256 of that one is what tells tasks apart.
         said = min((f"{pair}\t{answer}".encode(errors="replace") for pair in own), key=crc32)
         found.add(hashlib.sha256(said).hexdigest()[:12])
-    return TaskSketch(count=len(found), hashes=tuple(sorted(found)[:SIZE]))
+        asked = f"{' '.join(WORD.findall(text))}\t{answer}".encode(errors="replace")
+        whole.add(hashlib.sha256(asked).hexdigest()[:12])
+    return TaskSketch(count=len(found), hashes=tuple(sorted(found)[:SIZE]), whole=tuple(sorted(whole)[:SIZE]))
 
 
 def sketch_from(data: Any) -> TaskSketch | None:
     """From a record; None where it has none."""
     if not isinstance(data, Mapping) or not isinstance(data.get("hashes"), list):
         return None
-    hashes = tuple(str(one) for one in data["hashes"])
-    return TaskSketch(count=int(data.get("count") or len(hashes)), hashes=hashes)
+    hashes, whole = (tuple(str(one) for one in data.get(key) or ()) for key in ("hashes", "whole"))
+    return TaskSketch(count=int(data.get("count") or len(hashes)), hashes=hashes, whole=whole)

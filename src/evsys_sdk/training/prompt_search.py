@@ -178,6 +178,7 @@ class AnsweringModel:
                 tasks,
                 sampler=self.sampler,
                 renderer=PromptedRenderer(self.renderer, prompt),
+                # Finalists are scored on other samples than those they were chosen by.
                 sampling=replace(self.sampling, seed=derive_seed(self.sampling.seed, purpose)),
                 num_samples=num_samples,
                 finished=finished,
@@ -201,6 +202,7 @@ class CallJournal:
                 entry = json.loads(line)
                 self.known[entry["key"]] = entry["value"]
                 whole += len(line)
+            # The torn line goes, or the next answer would be appended to its half.
             os.truncate(path, whole)
         make_folder(path.parent)
         self.file = path.open("ab" if keep else "wb")
@@ -209,6 +211,7 @@ class CallJournal:
         """Keep this; a kill of the process does not lose it, `sync` makes it outlive the machine."""
         if self._hooks and value["cost_usd"]:
             self._hooks.pay(key, value["cost_usd"])
+        # One write of a whole line: a kill of this process leaves all of it or a torn end.
         self.file.write(json.dumps({"key": key, "value": value}).encode() + b"\n")
         self.file.flush()
         self.known[key] = value
@@ -249,6 +252,7 @@ class JournalledAnswers:
 
     def add(self, task_id: str, sample: int, rollout: Rollout) -> None:
         key = self.key(task_id, sample)
+        # An outage is no answer: it is asked again, and not remembered.
         if rollout.status not in MACHINE_FAILURES and key not in self.calls.known:
             self.calls.add(key, asdict(GradedAnswer.from_rollout(rollout)))
 
@@ -343,6 +347,7 @@ class PromptSearch:
             outputs=[group[0].text for group in groups],
             scores=[sum(one.reward for one in group) / len(group) for group in groups],
             trajectories=[(task, group) for task, group in zip(batch, groups, strict=True)] if capture_traces else None,
+            # What gepa counts is what was new: rows it asks for twice are answered from the journal and cost nothing.
             num_metric_calls=len(self.asked) - before,
         )
 

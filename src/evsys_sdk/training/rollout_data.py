@@ -99,7 +99,7 @@ class Gated:
         return [rollout for group in self.groups for rollout in group if written(rollout)]
 
 
-def rewarded(rollout: Rollout, failing_reward: float) -> Rollout:
+def with_failing_reward(rollout: Rollout, failing_reward: float) -> Rollout:
     """The rollout with a reward to learn from: a failure of the model that could not be graded gets the verifier's
     failing reward. A verifier that broke gives none."""
     has_grade = rollout.reward is not None and math.isfinite(rollout.reward)

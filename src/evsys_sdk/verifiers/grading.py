@@ -89,8 +89,8 @@ the completion is, so that they can be asked beforehand."""
 
 def never_grades(plan: Plan) -> str | None:
     """Why a built-in verifier can grade no completion of this task, or none as right: a pattern that does not compile
-    or that no text matches, an `expected` that is missing, empty or NaN. None for a project's own verifiers, which are
-    not called for a look."""
+    or that no text matches, an `expected` that is missing, empty or NaN. None for a project's own verifiers, which
+    are not called as a trial."""
     if plan.name == "weighted":
         parts = plan.params.get("parts")
         for part in parts if isinstance(parts, list) else []:

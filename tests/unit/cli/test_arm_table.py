@@ -55,6 +55,15 @@ ARMS = [
 ]
 
 
+def test_arms_that_scored_the_same_on_every_task_are_the_same_and_not_undecided():
+    result = ended([arm("lr_1e-4", 1.0), arm("lr_3e-4", 1.0, difference=0.0, verdict="undecided")], best=None)
+    verdict = result.conclusion.findings.verdict
+    assert [row.verdict for row in arm_rows(result)] == ["", "undecided"]
+    findings = replace(result.conclusion.findings, verdict=replace(verdict, constant=1.0))
+    result.conclusion = replace(result.conclusion, findings=findings)
+    assert [row.verdict for row in arm_rows(result)] == ["", "the same"]
+
+
 def test_rows_stand_by_score_with_sign_and_unit_and_the_best_arm_is_marked():
     rows = arm_rows(ended(ARMS, best="lr_3e-4"))
     assert [row.cells() for row in rows] == [

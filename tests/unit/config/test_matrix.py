@@ -4,7 +4,7 @@ import pytest
 
 from evsys_sdk.config.load import plain
 from evsys_sdk.config.schema import ExperimentConfig, MatrixSpec
-from evsys_sdk.config.sweep import expanded, slug
+from evsys_sdk.config.sweep import expand_sweep, slug
 from evsys_sdk.errors import ConfigError
 
 INSIDE = """
@@ -63,7 +63,7 @@ def test_cells_do_not_share_their_settings(load):
 
 @pytest.mark.parametrize("text", [INSIDE, BESIDE])
 def test_an_expanded_matrix_is_written_as_its_runs_alone(load, text):
-    assert set(plain(expanded(load(text)))) == {"name", "runs"}
+    assert set(plain(expand_sweep(load(text)))) == {"name", "runs"}
 
 
 def test_a_matrix_made_in_python_expands_too():

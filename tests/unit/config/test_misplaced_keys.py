@@ -85,7 +85,9 @@ def test_every_key_in_every_wrong_block_is_told_where_it_belongs(form):
 @pytest.mark.parametrize(
     ("path", "key", "place"),
     [((), "axes", "under `matrix`"), (("run",), "search", "at the top level"), ((), "objective", "under `search`"),
-     (("run",), "low", "under `search.space.<setting>`"), ((), "base_url", "under `run.backend.params`")],
+     (("run",), "low", "under `search.space.<setting>`"), ((), "base_url", "under `run.backend.params`"),
+     (("run",), "early_stopping", "under `callbacks`"),
+     ((), "seed", "under `run` or `search` or `research` and 1 more place;")],
 )  # fmt: skip
 def test_keys_of_sweeps_and_of_extensions_are_known_too(path, key, place):
     [told] = [problem.message for problem in _problems(FORMS["run"], path, key) if problem.path.endswith(key)]

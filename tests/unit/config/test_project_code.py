@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from evsys_sdk.config.load import parse_config
-from evsys_sdk.config.project import project_files
+from evsys_sdk.config.project import import_extensions, project_files
 from evsys_sdk.config.yaml_io import Document
+from evsys_sdk.errors import ConfigError
 
 RUN = {"name": "r", "data": {"path": "p"}, "model": {"name": "m"}, "algorithm": {"kind": "sft"}}
 
@@ -84,3 +85,17 @@ def test_agents_and_their_tools_count(project):
 
 def test_a_file_that_cannot_be_read_as_python_still_counts(project):
     assert project({"ext.py": "import late", "late.py": "def broken(:"}, imports=["ext"]) == ["ext.py", "late.py"]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [("mine.py", "without its ending: mine"), ("lab/parts.py", "without its ending: lab.parts"),
+     ("none.py", "no such module")],
+)  # fmt: skip
+def test_a_module_that_is_named_as_a_file_is_told_its_name(tmp_path, written, said):
+    (tmp_path / "lab").mkdir()
+    for name in ("mine.py", "lab/parts.py"):
+        (tmp_path / name).write_text("")
+    data = {"name": "x", "run": RUN, "imports": [written]}
+    with pytest.raises(ConfigError, match=said):
+        import_extensions(parse_config(Document(label="config", data=data), folder=tmp_path))

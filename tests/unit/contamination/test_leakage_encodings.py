@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
+from evsys_sdk.contamination import normalize
 from evsys_sdk.contamination.audit import audit_rows
-from evsys_sdk.contamination.normalize import decoded_texts, look_alikes, turned, words_of
+from evsys_sdk.contamination.normalize import decoded_texts, look_alikes, words_of
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 
 LONG = (
@@ -367,6 +368,21 @@ def test_what_is_no_text_in_base64_is_left_as_it_is(text):
     assert list(decoded_texts(text)) == [text]
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "hello <!-- {text} --> there",
+        '<span class="note" title="{text}">see this</span>',
+        "<img src='chart.png' alt='{text}'>",
+        '<a href="data:text/plain;base64,{coded}">see this</a>',
+        "&lt;!-- {coded} --&gt; hello",
+    ],
+)
+def test_what_comments_and_attributes_say_is_looked_at(hidden):
+    said = hidden.format(text=LONG, coded=base64.b64encode(LONG.encode()).decode())
+    assert kinds({"prompt": said})
+
+
 def test_markup_of_a_task_counts_as_little_as_that_of_a_row():
     assert kinds({"prompt": LONG}, bold_words(LONG)) == {"exact": 1}
     assert kinds({"prompt": LONG}, LONG.replace("freight", "<think>freight</think>")) != {"exact": 1}
@@ -389,7 +405,7 @@ def test_texts_in_other_scripts_compare_as_they_did():
 
 def test_look_alikes_are_letters_and_rot13_is_its_own_way_back():
     assert all(value.isascii() and value.isalpha() for value in look_alikes().values())
-    assert turned(turned(LONG)) == LONG and turned("Uryyb, 12 jbeyqf") == "Hello, 12 worlds"
+    assert normalize.rot13(normalize.rot13(LONG)) == LONG and normalize.rot13("Uryyb, 12 jbeyqf") == "Hello, 12 worlds"
 
 
 def test_a_greek_text_and_its_capitals_are_one_text():

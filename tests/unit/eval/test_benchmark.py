@@ -9,7 +9,7 @@ import pytest
 
 from evsys_sdk.data_types import HarborTask, InProcessVerifier
 from evsys_sdk.errors import DataError, EvsysError, UnknownKind
-from evsys_sdk.eval.benchmark import Benchmark, sampling_problem, task_problems
+from evsys_sdk.eval.benchmark import Benchmark, find_copies, sampling_problem, task_problems
 from evsys_sdk.eval.evaluate import WeightsModel
 from evsys_sdk.protocols import Rollout, Turn
 from evsys_sdk.training_api import SamplingParams
@@ -284,3 +284,21 @@ def test_wrong_verifiers_are_told_once_at_their_first_use(tmp_path):
     assert problems[1].startswith(
         f"{tmp_path}/tasks.jsonl:4: task 'd': params of verifier 'exact_match': case_sensitve"
     )
+
+
+def test_copies_of_a_task_are_found_by_what_they_ask_and_expect(tmp_path):
+    def task(name, said="say red", expected="red", **metadata):
+        verifier = InProcessVerifier(fn_name="exact_match", expected=expected)
+        return HarborTask(task_id=name, instruction=said, verifier=verifier, metadata=metadata)
+
+    asked = [{"role": "user", "content": "hello"}]
+    tasks = [
+        task("a"), task("b", expected="blue"), task("c", history=asked), task("d", said=" Say\n red", n=4),
+        task("e", history=asked), task("f", said="say green"),
+    ]  # fmt: skip
+    assert find_copies(tasks) == {"d": "a", "e": "c"}
+    for name, text in (("one", "1"), ("two", "2"), ("three", "1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.txt").write_text(text)
+    in_folders = [task(name, harbor={"dir": str(tmp_path / name)}) for name in ("one", "two", "three")]
+    assert find_copies(in_folders) == {"three": "one"}

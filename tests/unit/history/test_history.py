@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -728,6 +729,15 @@ def test_mock_arms_have_a_budget_of_looks_too(outputs):
     assert mock.as_dict()["spent"] is True
 
 
+def test_trials_that_a_search_left_behind_were_compared_too(outputs):
+    data = record("searched", *(arm(f"a{n}", 0.5, lr=n) for n in range(4)))
+    for one, run in zip(data["arms"][1:], data["runs"][1:], strict=True):
+        one |= {"statuses": ["pruned"], "scores": []}
+        run |= {"status": "pruned"}
+    [looks] = looks_of(history_of(outputs, data).entries)
+    assert looks.n_arms == 4
+
+
 @pytest.mark.parametrize(("n", "truth"), [(2, 0.564), (5, 1.163), (10, 1.539), (25, 1.965), (100, 2.508)])
 def test_the_expected_maximum_of_normal_values(n, truth):
     assert expected_maximum(n) == pytest.approx(truth, rel=0.05)
@@ -1056,3 +1066,27 @@ def test_arms_that_solve_every_task_need_harder_ones_and_no_other_verifier(outpu
     judged = {"mode": "max", **verdict, "arms": []}
     found = record("same", arm("a", value, lr=1), arm("b", value, lr=2), verdict=judged, mode=mode)
     assert told in context_text(history_of(outputs, found), 4000)
+
+
+def test_of_a_folder_that_was_copied_each_experiment_counts_once(tmp_path):
+    workspace = tmp_path / "before/.evsys"
+    paths = [write(workspace / f"outputs/{name}", record(name)) for name in ("first", "second")]
+    note_results(workspace, {path: digest_of(record(path.parent.name)) for path in paths})
+    shutil.copytree(tmp_path / "before", tmp_path / "now")
+    copied, changed = (tmp_path / "now" / path.relative_to(tmp_path / "before") for path in paths)
+    changed.write_text(changed.read_text() + " ")  # another experiment by now
+    found = read_history(tmp_path / "now/.evsys")
+    assert {entry.record for entry in found.entries} == {copied, changed, paths[1]}
+    assert {entry.record for entry in read_history(workspace).entries} == set(paths)
+
+
+def test_a_workspace_that_was_moved_still_has_its_experiments(tmp_path):
+    old = write(tmp_path / "before/.evsys/outputs/first", record("first"))
+    note_results(tmp_path / "before/.evsys", {old: digest_of(record("first"))})
+    (tmp_path / "before").rename(tmp_path / "now")
+    write(tmp_path / "now/outputs/deeper/second", record("second"))
+    found = read_history(tmp_path / "now/.evsys", outputs=tmp_path / "now/outputs")
+    assert {entry.record for entry in found.entries} == {
+        tmp_path / "now/.evsys/outputs/first/first.experiment_result.json",
+        tmp_path / "now/outputs/deeper/second/second.experiment_result.json",
+    }

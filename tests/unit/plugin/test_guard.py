@@ -64,6 +64,10 @@ def project(tmp_path_factory):
     ):
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).write_text("")
+    (root / ".evsys/dashboard.sqlite").write_text("")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    for act in (["init", "-q"], ["add", "data", "src", "experiments"], ["commit", "-qm", "all of it"]):
+        subprocess.run([*git, *act], cwd=root, check=True)
     return root
 
 
@@ -126,6 +130,9 @@ DENIED = [
     "git grep mail",
     "tar c data | tar x -C /tmp",
     "cp -r data /tmp/x",
+    "cp -r . ./copy",
+    "cp -rt src data",
+    "cp -r src . && tar c .",
     "rsync -a data/ /tmp/x",
     f"cat $(pwd)/{TEST}",
     f"cat $UNKNOWN/{TEST}",
@@ -181,6 +188,54 @@ DENIED = [
     "cat /proc/self/environ",
     "set",
     "export -p",
+    "git log -p",
+    "git show HEAD",
+    "git show HEAD --format=fuller",
+    "git -C data show HEAD",
+    "git diff 4b825dc642cb6eb9a060e54bf8d69288fbee4904 HEAD",
+    "git format-patch --root HEAD --stdout",
+    "git rev-list --objects --all | cut -d' ' -f1 | git cat-file --batch",
+    "git fast-export --all",
+    "grep -d recurse mail data",
+    "grep --directories=recurse mail .",
+    "ugrep mail .",
+    "ripgrep mail",
+    "fd -e jsonl -x cat",
+    "diff -r data /nowhere",
+    "scp -r data host:/tmp",
+    "python -c \"import shutil; shutil.copytree('data', '/tmp/d')\"",
+    r"cat $'data/\x62enchmark/requests_test/tasks.jsonl'",
+    "cat data/@(benchmark)/requests_test/tasks.jsonl",
+    "cat data/!(validation)/*/tasks.jsonl",
+    "ln -s ../benchmark/requests_test data/validation/y && cat data/validation/y/tasks.jsonl",
+    f"cat /proc/self/cwd/{TEST}",
+    "evsys rollouts first_sft # --no-test",
+    "evsys rollouts first_sft --benchmark --no-test",
+    "evsys rollouts first_sft -- --no-test",
+    "evsys rollouts first_sft --arm --help",
+    "evsys \\\n rollouts first_sft",
+    "\\evsys rollouts first_sft",
+    "e=evsys; $e rollouts first_sft",
+    'evsys roll"outs" first_sft',
+    "uvx evsys rollouts first_sft",
+    "coproc evsys rollouts first_sft",
+    "if true; then evsys rollouts first_sft; fi",
+    "python3 -mevsys_sdk.cli.main rollouts first_sft",
+    "python3 -c \"from evsys_sdk.cli.main import main; main(['rollouts', 'first_sft'])\"",
+    "evsys query 'select completion from rollouts'",
+    "sqlite3 .evsys/dashboard.sqlite .dump",
+    "evsys run experiments/20260102_first_sft/config.yaml --set metadata.benchmark.1.split=val",
+    "env -0",
+    "/usr/bin/env",
+    "export",
+    "bash -c env",
+    "bash -c 'printenv'",
+    "x=TINKER_API_KEY; echo ${!x}",
+    "python -c \"import os; print(os.getenv('TINKER_API_KEY'))\"",
+    "node -e 'console.log(process.env)'",
+    "awk 'BEGIN { print ENVIRON[\"HF_TOKEN\"] }'",
+    "ps auxe",
+    "git credential fill",
 ]
 ALLOWED = [
     f"cat {VAL}",
@@ -217,6 +272,19 @@ ALLOWED = [
     "python -c \"import os; print(os.environ.get('HOME'))\"",
     "env FOO=1 make",
     "set -e; ls",
+    "git log --oneline -5",
+    "git log -p -- src",
+    "git show HEAD --stat",
+    "git show HEAD -- src experiments",
+    "git show HEAD:src/metrics.py",
+    "git diff HEAD",
+    "fd -e jsonl",
+    "diff -r src experiments",
+    "cp -r src/ .",
+    "rsync -a /nowhere/data .",
+    "ps aux; ps -ef",
+    "export FOO=1",
+    "evsys query 'select * from evals'",
     "",
 ]
 
@@ -270,6 +338,14 @@ def test_file_tools_of_other_servers_and_configs_of_our_own_are_checked(project)
     assert "relabelled.yaml uses data/benchmark/requests_test" in ask(project, launch, path="relabelled.yaml")
     assert "closed" in ask(project, launch, path=config, overrides=[f"run.data.path={TEST}"])
     assert ask(project, "mcp__filesystem__read_file", path=VAL) is None
+    for tool, given in {
+        "mcp__filesystem__read_multiple_files": {"paths": [VAL, TEST]},
+        "mcp__filesystem__search_files": {"path": "data", "pattern": "mail"},
+        "mcp__shell__run": {"command": f"cat {TEST}"},
+        "ReadMcpResourceTool": {"server": "filesystem", "uri": f"file://{project / TEST}"},
+    }.items():
+        assert "closed" in ask(project, tool, **given), tool
+    assert ask(project, "mcp__filesystem__write_file", path="notes.md", content=f"scored on {TEST}") is None
 
 
 def test_keys_in_the_home_folder_are_closed(project, tmp_path, monkeypatch):
@@ -285,6 +361,11 @@ def test_a_search_that_prints_rows_needs_a_filter(project):
     assert "closed" in ask(project, "Grep", pattern="mail", output_mode="content")
     assert "closed" in ask(project, "Grep", pattern="mail", output_mode="content", glob="*.jsonl")
     assert "closed" in ask(project, "Grep", pattern="mail", path="data/benchmark/requests_test")
+    for several in ("*.{jsonl,py}", "*.py,*.jsonl", "*.py *.jsonl", "{src,data}/**/*.jsonl", "[t]asks.jsonl", "!*.py"):
+        assert "closed" in ask(project, "Grep", pattern="mail", output_mode="content", glob=several), several
+    assert "closed" in ask(project, "Grep", pattern="mail", output_mode="content", type="jsonl")
+    assert "closed" in ask(project, "Grep", pattern="mail", output_mode="content", type="all")
+    assert ask(project, "Grep", pattern="mail", output_mode="content", glob="*.{md,py}") is None
     assert ask(project, "Grep", pattern="mail", output_mode="content", glob="*.py") is None
     assert ask(project, "Grep", pattern="mail", output_mode="content", type="py") is None
     assert ask(project, "Grep", pattern="mail", output_mode="content", path="src") is None
@@ -370,6 +451,26 @@ def test_benchmarks_of_the_workspace_are_closed_unless_they_validate(tmp_path):
     guard.protected_paths.cache_clear()
     assert "test tasks" in ask(tmp_path, "Bash", command="evsys data preview goal --benchmark")
     assert ask(tmp_path, "Bash", command="evsys data preview tools --benchmark") is None
+
+
+def test_a_label_that_is_changed_after_a_run_opens_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init-project", ".", "--date", "20260102", "--json"]) == 0
+    config = Path("experiments/20260102_first_sft/config.yaml")
+    assert main(["run", str(config), "--set", "run.backend.kind=mock", "--quiet"]) == 0
+    config.write_text(config.read_text().replace("split: test", "split: val"))
+    assert "closed" in ask(tmp_path, "Bash", command=f"cat {TEST}")
+    assert "closed" in ask(tmp_path, "Bash", command=f"evsys run {config}")
+
+
+def test_an_object_of_git_is_known_by_its_name(project):
+    listed = subprocess.run(
+        ["git", "ls-files", "-s", TEST, VAL], cwd=project, capture_output=True, text=True, check=True
+    )
+    closed, opened = (line.split()[1] for line in listed.stdout.splitlines())
+    for command in (f"git show {closed[:12]}", f"git cat-file blob {closed}"):
+        assert "closed" in ask(project, "Bash", command=command)
+    assert ask(project, "Bash", command=f"git show {opened}") is None
 
 
 def run_cursor_hook(project, event, **given):

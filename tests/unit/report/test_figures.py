@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from evsys_sdk.report.figures import (
 from evsys_sdk.report.svg import curve_svg, forest_svg
 from evsys_sdk.stats.arm_scores import ArmScores
 from evsys_sdk.stats.judge import judge_arms
-from evsys_sdk.stats.verdict import Verdict
+from evsys_sdk.stats.verdict import Comparison, Verdict
 
 JOURNAL = "exp.journal.sqlite"
 
@@ -168,6 +169,16 @@ def test_names_of_any_length_stay_within_the_figure() -> None:
     edges = [text.get_window_extent().x1 for text in texts]
     assert max(edges) <= figure.bbox.x1
     assert figure.axes[1].get_title(loc="left") == "difference to the baseline, in points"
+
+
+@pytest.mark.parametrize("unit", ["", "milliseconds of a GPU"])
+def test_what_the_differences_are_to_is_never_cut(unit: str) -> None:
+    judged = verdict(1)
+    against = Comparison(arm="arm0", vs="untrained", verdict="better", difference=0.5)
+    arms = [replace(arm, vs_baseline=None, vs_untrained=against) for arm in judged.arms]
+    drawn = forest_svg(replace(judged, baseline_arm=None, arms=arms, share=not unit, unit=unit))
+    [heading] = re.findall(r">(difference[^<]*)<", drawn)
+    assert heading == ("difference" if unit else "difference to untrained, in points")
 
 
 def test_scores_that_pick_nothing_leave_the_arms_in_their_own_order() -> None:

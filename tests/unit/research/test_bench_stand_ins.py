@@ -16,6 +16,7 @@ from autoresearch.keeps import share_of
 from autoresearch.simulation import DrawnLaboratory, compare_quickly, drive, keep_maximum
 from autoresearch.worlds import PARAMS, make_hill
 
+from evsys_sdk.research.proposers.evolve import Evolve
 from evsys_sdk.research.shares import Seat
 from evsys_sdk.research.state import CANDIDATE, INCUMBENT, Proposal, ResearchState, RoundPlan, Trial, apply_changes
 from evsys_sdk.stats.judge import judge_arms
@@ -77,6 +78,16 @@ def test_a_misspelt_setting_launches_nothing(hill):
     agent = ScriptedAgent(world=hill, invalid=1.0)
     outcome = drive(hill, [Seat(name="agent", proposer=agent)], 0, trials=3)
     assert outcome.launched == 0 and outcome.invalid == outcome.proposals > 0
+
+
+def test_an_agent_that_launches_nothing_changes_no_proposal_of_evolve(hill):
+    def seats(*agents):
+        return [Seat(name="evolve", proposer=Evolve()), *(Seat(name="agent", proposer=a, cap=0.3) for a in agents)]
+
+    alone = drive(hill, seats(), 0, trials=16)
+    beside = drive(hill, seats(ScriptedAgent(world=hill, invalid=1.0)), 0, trials=16)
+    assert beside.invalid > 0 and beside.agent_launched == 0
+    assert (beside.curve, beside.truth, beside.runs) == (alone.curve, alone.truth, alone.runs)
 
 
 def test_the_bare_loop_falls_for_every_cheat(hill):

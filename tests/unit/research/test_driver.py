@@ -11,7 +11,8 @@ from evsys_sdk.errors import EvsysError
 from evsys_sdk.research.driver import Approval, Research, ResearchResult
 from evsys_sdk.research.journal import ResearchJournal
 from evsys_sdk.research.shares import Seat
-from evsys_sdk.research.state import Measurement, Proposal, ResearchState
+from evsys_sdk.research.space import Space
+from evsys_sdk.research.state import Measurement, Promise, Proposal, ResearchState
 
 from .simulated import SimulatedLab, change
 
@@ -193,6 +194,28 @@ def test_the_share_of_an_agent_is_capped_beside_another():
     result = research(seats=seats, budget={"trials": 41}, spec={"patience": 100, "max_repeats": 1}).run()
     share = sum(trial.proposer == "agent" for trial in result.state.launched) / 40
     assert 0.1 <= share <= 0.3
+
+
+class InCharge(Reciter):
+    """An optimiser that expects nothing of values below 0.5, and keeps every second round."""
+
+    def keeps_round(self, state: ResearchState, space: object) -> bool:
+        return len(state.launched) % 2 == 0
+
+    def promise(self, state: ResearchState, space: object, recipe, rng: random.Random) -> Promise | None:
+        return Promise(gain=float(recipe["x"] >= 0.5), own=0.5)
+
+
+def test_an_agent_gets_only_the_trials_that_the_optimiser_expects_no_more_of():
+    agent = Reciter(*(change(0.3), change(0.55)) * 20)
+    seats = [Seat(name="evolve", proposer=InCharge(*(change(n / 100) for n in range(20, 60)))),
+             Seat(name="agent", proposer=agent, cap=0.3)]  # fmt: skip
+    space = Space(base={"x": 0.2, "seed": 42})
+    result = research(seats=seats, space=space, budget={"trials": 8}, spec={"patience": 50, "max_repeats": 1}).run()
+    told = [(trial.recipe["x"], trial.status) for trial in result.state.trials if trial.proposer == "agent"]
+    assert (0.55, "completed") in told
+    assert {status for x, status in told if x == 0.3} <= {"unpromising"}
+    assert all(len(state.launched) % 2 for state in agent.states)
 
 
 def test_a_config_whose_own_run_fails_is_refused():

@@ -14,7 +14,8 @@ import pytest
 from evsys_sdk.errors import Cancelled, EvsysError
 from evsys_sdk.inference.base import AskingClient, Completion
 from evsys_sdk.registry import inference
-from evsys_sdk.research.proposers.command import CommandProposer, ProjectCopy
+from evsys_sdk.research.proposers import command
+from evsys_sdk.research.proposers.command import AgentSession, AgentUsage, CommandProposer, ProjectCopy
 from evsys_sdk.research.proposers.llm import LlmProposer
 from evsys_sdk.research.question import question_text, read_answer
 from evsys_sdk.research.settings import Setting
@@ -206,3 +207,27 @@ def _is_gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+@pytest.mark.parametrize("text", ['{"changes": ' + "[" * 9_000, '{"a": ' * 3_000, "{" * 20_000, '{"a": "' * 3_000])
+def test_an_answer_without_end_is_no_proposal(text):
+    with pytest.raises(EvsysError, match="no JSON object with changes"):
+        read_answer(text, RECIPE, SPACE)
+
+
+@pytest.mark.parametrize("amount", ["NaN", "-5", '"x"', "true", "1e999", "[" * 90_000])
+def test_what_is_no_amount_gives_no_budget_back(amount):
+    usage = AgentUsage()
+    usage.read(f'{{"usage": {{"input_tokens": {amount}, "output_tokens": 10}}, "total_cost_usd": {amount}}}')
+    assert (usage.tokens, usage.usd) in ((10, 0.0), (0, 0.0))
+
+
+def test_an_agent_that_prints_without_end_is_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "LONGEST_LINE", 1000)
+    sizes = []
+    monkeypatch.setattr(AgentUsage, "read", lambda self, line: sizes.append(len(line)))
+    (tmp_path / "agent.py").write_text("print('x' * 1_000_000)")
+    session = AgentSession(argv=[sys.executable, str(tmp_path / "agent.py")], folder=tmp_path, environment={},
+                           time_limit=60, token_limit=None)  # fmt: skip
+    assert session.run("", lambda: False) == ""
+    assert sum(sizes) == 1_000_001 and max(sizes) == 1000

@@ -18,6 +18,7 @@ from evsys_sdk.config.research import ResearchSpec
 from evsys_sdk.data_types import JsonObject
 from evsys_sdk.errors import ConfigError
 from evsys_sdk.files import to_json
+from evsys_sdk.research.legal import FileCheck
 from evsys_sdk.research.recipes import changes_between, with_values
 from evsys_sdk.research.settings import settings_of_schema
 from evsys_sdk.research.space import Space
@@ -31,7 +32,7 @@ def space_of(name: str, **block: object) -> Space:
     config = load_yaml(EXAMPLES / name / "config.yaml")
     recipe = plain(config.all_runs()[0])
     del recipe["name"]
-    return Space.of(recipe, ResearchSpec.model_validate(block), config)
+    return Space.of(recipe, ResearchSpec.model_validate(block), FileCheck.of(config))
 
 
 @cache
@@ -161,3 +162,69 @@ def test_distance_is_zero_for_the_same_and_one_for_another_kind():
     near = with_values(base, {"algorithm.params.learning_rate": 1.1e-5})
     far = with_values(base, {"algorithm.params.learning_rate": 1e-3})
     assert 0.0 < space.distance(base, near) < 0.02 < 0.4 < space.distance(base, far) < 0.6
+
+
+def _mock_space(root: Path, *, leakage: str = "warn", algorithm: JsonObject | None = None, **block: object) -> Space:
+    """A project whose own rows hold one of two validation tasks, and none of the test tasks."""
+    rows = {"train": ["red", "green", "blue"], "few": ["red"], "cheat": ["red", "aqua"]}
+    for name, words in rows.items():
+        chats = [
+            [{"role": "user", "content": f"say the word {word} for me"}, {"role": "assistant", "content": word}]
+            for word in words
+        ]
+        (root / f"{name}.jsonl").write_text("".join(to_json({"messages": one}) + "\n" for one in chats * 4))
+    for split, words in {"val": ["red", "black"], "test": ["aqua", "luna"]}.items():
+        (root / split).mkdir()
+        verifier = {"kind": "in_process", "fn_name": "exact_match"}
+        tasks = [
+            {"task_id": word, "instruction": f"say the word {word} for me", "verifier": {**verifier, "expected": word}}
+            for word in words
+        ]
+        (root / split / "tasks.jsonl").write_text("".join(to_json(task) + "\n" for task in tasks))
+    run = {
+        "name": "base",
+        "data": {"path": "train.jsonl"},
+        "model": {"name": "m"},
+        "algorithm": algorithm or {"kind": "sft", "params": {"max_steps": 3}},
+        "backend": {"kind": "mock"},
+    }
+    benchmark = [{"name": split, "path": split, "split": split} for split in ("val", "test")]
+    metadata = {"success_metric": "val.pass@1", "benchmark": benchmark}
+    (root / "config.yaml").write_text(to_json({"name": "x", "metadata": metadata, "leakage": leakage, "run": run}))
+    config = load_yaml(root / "config.yaml")
+    recipe = plain(config.all_runs()[0])
+    del recipe["name"]
+    return Space.of(recipe, ResearchSpec.model_validate(block), FileCheck.of(config))
+
+
+def test_rows_may_hold_the_tasks_that_the_own_rows_hold_and_no_others(tmp_path):
+    paths = ["train.jsonl", "few.jsonl", "cheat.jsonl"]
+    space = _mock_space(tmp_path, space={"data.path": paths})
+    found = {path: space.check(with_values(space.base, {"data.path": path})) for path in paths}
+    assert not found["train.jsonl"] and not found["few.jsonl"]
+    [problem] = found["cheat.jsonl"]
+    assert "1 of 2 test/test tasks" in problem.message
+
+
+def test_fewer_rows_with_the_same_tasks_are_a_legal_child(tmp_path):
+    space = _mock_space(tmp_path)
+    child = with_values(space.base, {"data.transforms": [{"kind": "dedupe", "params": {}}]})
+    assert not space.check(child)
+
+
+def test_a_listed_space_holds_for_its_values(tmp_path):
+    rate = "algorithm.params.learning_rate"
+    space = _mock_space(
+        tmp_path, leakage="off", space={"data.path": ["train.jsonl"], rate: {"low": 1e-5, "high": 1e-2, "log": True}}
+    )
+    for path, value in {"data.path": "cheat.jsonl", rate: 0.5}.items():
+        [problem] = space.check(with_values(space.base, {path: value}))
+        assert problem.path == path and "research.space" in problem.message
+    assert not space.check(with_values(space.base, {rate: 1e-3}))
+
+
+def test_the_phases_of_a_combo_keep_one_adapter(tmp_path):
+    phase = {"algorithm": {"kind": "sft", "params": {"max_steps": 2}}}
+    space = _mock_space(tmp_path, algorithm={"kind": "combo", "params": {"phases": [phase, phase]}}, leakage="off")
+    rng = random.Random(0)
+    assert not any(space.check(space.draw(rng, space.base)) for _ in range(20))

@@ -257,4 +257,4 @@ async def test_an_engine_with_places_of_its_own_does_not_take_the_others():
     engine = InProcessRolloutEngine(sleep=no_sleep)
     limited = engine.limited(concurrency=2)
     assert (limited.concurrency, engine.concurrency) == (2, 64) and limited._slots is not engine._slots
-    assert limited.patience is engine.patience
+    assert limited.retry_policy is engine.retry_policy

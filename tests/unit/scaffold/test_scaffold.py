@@ -64,8 +64,10 @@ def test_an_existing_repository_is_adopted_around_its_files(tmp_path, monkeypatc
     (tmp_path / "src").mkdir()
     (tmp_path / "src/__init__.py").write_text("VERSION = 1\n")
     (tmp_path / "README.md").symlink_to("nowhere.md")
+    (tmp_path / "AGENTS.md").write_text("Use tabs.\n")
     assert main(["init-project", ".", "--date", "20260102"]) == 0
     said = capsys.readouterr().out
+    assert "note: AGENTS.md was kept and does not name evsys" in said and "do not open data/benchmark/" in said
     assert (tmp_path / "src/__init__.py").read_text() == "VERSION = 1\n"
     assert (tmp_path / "README.md").is_symlink() and not (tmp_path / "nowhere.md").exists()
     assert "kept README.md" in said and "kept src/__init__.py" in said
@@ -80,6 +82,17 @@ def test_nothing_is_written_where_a_folder_is_a_file(tmp_path):
     assert set(contents(tmp_path)) == {"data"}
     with pytest.raises(EvsysError, match="is a file; name a folder"):
         init_project(tmp_path / "data", date=DAY)
+
+
+@pytest.mark.parametrize("name", ["taken/lab", "x" * 300, "loop", "loop/lab", ""])
+def test_a_folder_that_cannot_be_made_is_a_message_and_no_traceback(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("")
+    Path("loop").symlink_to("loop")
+    assert main(["init-project", name, "--json"]) == 1
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err and json.loads(said.out)["error"] in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "taken"]
 
 
 def test_without_torch_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
@@ -273,6 +286,9 @@ def test_a_value_is_read_back_as_the_text_it_was(value):
     assert yaml.safe_load(f"key: {quote(value)}") == {"key": value}
 
 
-@pytest.mark.parametrize(("folder", "name"), [("My project", "my-project"), ("a_b.c", "a-b-c"), ("日本", "research")])
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("My project", "my-project"), ("mein Läb", "mein-lab"), ("a_b.c", "a-b-c"), ("日本", "research")],
+)
 def test_a_folders_name_becomes_a_package_name(folder, name):
     assert package_name(folder) == name

@@ -117,6 +117,36 @@ WORDS = [
 BEGINNINGS = ["what is the ", "how many ", "who was the ", "when did the ", "why is the "]
 
 
+def stories():
+    file = Path(__file__).parents[3] / "perf/leakage_stories.txt"
+    return [line for line in file.read_text().splitlines() if line.strip()]
+
+
+def test_templates_beside_other_tasks_are_found():
+    made = [f.format(a=a, b=THINGS[(n + k) % 5]) for k, f in enumerate(FRAMES) for n, a in enumerate(NAMES)]
+    texts = [*made, *stories()]
+    ids = [f"task-{n:03d}" for n in range(len(texts))]
+    order = np.random.default_rng(3).permutation(len(ids))
+    of = found([ids[i] for i in order], [texts[i] for i in order])
+    assert of.found_by == "task texts" and len(set(of.of.values())) == 4 + len(stories())
+    assert [len({of.of[one] for one in ids[start : start + 5]}) for start in (0, 5, 10, 15)] == [1, 1, 1, 1]
+    reversed_words = [" ".join(word[::-1] for word in story.split()) for story in stories()]
+    many = [*texts, *reversed_words]
+    assert found([f"task-{n:03d}" for n in range(len(many))], many).of == {}, "less than a quarter of the tasks"
+
+
+def test_copies_of_a_task_are_one_unit():
+    ids = [f"{chr(97 + n)}x" for n in range(12)]
+    copies = {ids[9]: ids[0], ids[10]: ids[0], ids[11]: ids[1]}
+    made = find_clusters(ids, {}, {}, key=None, copies=copies)
+    assert made.found_by == "copies of tasks" and len(set(made.of.values())) == 9
+    assert made.of[ids[9]] == made.of[ids[10]] == made.of[ids[0]] != made.of[ids[11]] == made.of[ids[1]]
+    assert found(ids).of == {} and find_clusters(ids, {}, {}, key=None, copies=dict.fromkeys(ids[1:], ids[0])).of == {}
+    topics = [f"{topic}-{n}" for topic in ("mail", "maps", "web") for n in range(4)]
+    made = find_clusters(topics, {}, {}, key=None, copies={"web-3": "web-0"})
+    assert made.found_by == "task ids" and len(set(made.of.values())) == 3
+
+
 @pytest.mark.parametrize("start", [[""], ["please answer the following question with one word only: "], BEGINNINGS])
 @pytest.mark.parametrize("count", [30, 150])
 def test_independent_texts_that_begin_alike_make_no_clusters(start, count):
@@ -147,9 +177,7 @@ def test_days_in_ids_make_no_clusters(form):
 
 
 def test_the_stories_of_the_leakage_audit_are_independent():
-    file = Path(__file__).parents[3] / "perf/leakage_stories.txt"
-    stories = [line for line in file.read_text().splitlines() if line.strip()]
-    assert len(stories) > 30 and found([f"s{n}" for n in range(len(stories))], stories).of == {}
+    assert len(stories()) > 30 and found([f"s{n}" for n in range(len(stories()))], stories()).of == {}
 
 
 def test_texts_that_differ_in_what_is_filled_in_share_a_template():

@@ -45,6 +45,24 @@ def test_other_questions_other_answers_and_a_small_overlap_are_other_sets(count)
     assert not mine.is_like(sketch_of(tasks(count * 4 // 5, count * 9 // 5)))
 
 
+@pytest.mark.parametrize("size", [20, 64, 65, 1000])
+def test_tasks_that_were_left_out_or_changed_are_counted_and_new_ones_are_not(size):
+    before = sketch_of(tasks(0, size))
+    assert before.left_out_of([sketch_of(tasks(0, size * 3))]) == 0, "more tasks"
+    assert before.left_out_of([sketch_of(tasks(0, size // 2)), sketch_of(tasks(size // 2, size))]) == 0, "split in two"
+    assert before.left_out_of([sketch_of(tasks(0, size, prefix="x", said="Add {n}  to {n}.")[::-1])]) == 0
+    fewer = before.left_out_of([sketch_of(tasks(0, size * 3 // 4))])
+    replaced = before.left_out_of([sketch_of(tasks(size // 4, size * 2))])
+    for found in (fewer, replaced):
+        assert found == size // 4 if size < 64 else size / 8 < found < size / 2
+    assert before.left_out_of([sketch_of(tasks(0, size, said="sum {n} and {n}"))]) == size
+
+
+def test_a_record_from_before_whole_tasks_were_hashed_says_nothing_of_those_left_out():
+    old = sketch_from({"count": 3, "hashes": ["a", "b", "c"]})
+    assert old.left_out_of([sketch_of(tasks(0, 2))]) == sketch_of(tasks(0, 2)).left_out_of([old]) == 0
+
+
 def test_a_record_without_a_sketch_has_none():
     assert sketch_from(None) is None and sketch_from({"count": 3}) is None
 

@@ -14,10 +14,10 @@ from evsys_sdk.training.rollout_data import (
     length_of,
     policy_datum,
     reason_to_drop,
-    rewarded,
     rollout_metrics,
     sampling_drift,
     soft_target_datum,
+    with_failing_reward,
 )
 from evsys_sdk.training_api import ForwardBackwardOutput
 
@@ -106,7 +106,7 @@ def test_the_gate_counts_each_drop_by_its_reason_and_forgets_empty_groups():
     ],
 )
 def test_only_what_the_model_did_wrong_gets_the_failing_reward(rollout, reward):
-    assert rewarded(rollout, -1.0).reward == reward
+    assert with_failing_reward(rollout, -1.0).reward == reward
 
 
 def test_reward_mean_is_over_all_rollouts_that_have_one_and_a_missing_one_is_no_zero():

@@ -64,7 +64,9 @@ class SharegptToChat(RowByRow):
                 if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
                     raise BadRow(f"needs a list of tool descriptions in 'tools', not {shorten(repr(row['tools']))}")
                 out["tools"] = [
-                    tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
+                    # ShareGPT files have the bare function; chat templates want OpenAI's wrapping.
+                    tool if "function" in tool else {"type": "function", "function": tool}
+                    for tool in tools
                 ]
             return {**out, "messages": _with_system(messages, cfg.system_prompt or row.get("system"))}
 
@@ -94,6 +96,7 @@ class AlpacaToChat(RowByRow):
             asked, answer = as_text(require(row, cfg.instruction_key)), as_text(require(row, cfg.output_key))
             if not answer.strip():
                 raise BadRow(f"has an empty {cfg.output_key!r}; drop such rows with a filter before this transform")
+            # Most Alpaca rows have an empty input: the instruction then stands alone.
             about = lookup(row, cfg.input_key)
             question = f"{asked}\n\n{as_text(about)}" if about not in (None, "") else asked
             pairs: list[object] = [] if row.get("history") is None else row["history"]
@@ -192,6 +195,7 @@ def _message(role: str, content: str) -> Message:
 def _with_system(messages: list[Message], system: object) -> list[Message]:
     if not system:
         return messages
+    # One system message: templates refuse, or quietly drop, a second.
     return [_message("system", as_text(system)), *(turn for turn in messages if turn["role"] != "system")]
 
 
@@ -206,6 +210,7 @@ def _message_of_turn(turn: object, place: str, speakers: dict[str, Role]) -> Mes
     named = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
     if not isinstance(turn, dict) or not isinstance(named, str):
         raise BadRow(f"needs a mapping with `from` and `value` at {place}, not {shorten(repr(turn))}")
+    # As written too: a speaker that the config names may have capitals.
     role = speakers.get(named.lower()) or speakers.get(named)
     if role is None:
         near = closest(named, speakers)
@@ -300,4 +305,5 @@ def _answer_chat(value: object, key: str) -> list[Message]:
 
 
 def _roles_and_texts(messages: list[Message]) -> list[tuple[str, str]]:
+    # Only one of prompt and answer may bring the system message; it is put before both.
     return [(turn["role"], turn["content"]) for turn in messages if turn["role"] != "system"]

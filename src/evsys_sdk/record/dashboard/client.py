@@ -66,6 +66,7 @@ class DashboardClient:
         self._sender: Sender | None = None
         if not self.offline:
             self._sender = self._connect(api_key)
+            # A script that forgets `finish` still sends its last steps.
             atexit.register(self.finish)
 
     def _connect(self, api_key: str | None) -> Sender:
@@ -75,6 +76,7 @@ class DashboardClient:
                 f"the dashboard needs {' and '.join(missing)} (dashboard: Settings > API keys); "
                 f"set {constants.ENV_OFFLINE}=1 to record only on this machine"
             )
+        # From now on every log and record hides the key, whatever name it came under.
         add_secrets([api_key])
         transport = Transport(self.api_url, api_key, self.project_id, timeout_seconds=self._timeout_seconds)
         return Sender(transport, lambda: mirror.left_behind(self.mirror_dir, self._target))
@@ -194,6 +196,7 @@ class DashboardClient:
         if self._finished:
             return True
         self._finished = True
+        # The interpreter may be on its way down: whatever is not sent by then stays in the mirror.
         complete = self.flush(timeout)
         if self._sender is not None:
             self._sender.stop(1.0)
@@ -229,6 +232,7 @@ class DashboardClient:
             self._sender.deliver(session, event, timeout_seconds=self._timeout_seconds + 1)
 
     def _open(self) -> MirrorSession:
+        # Two threads may log the first record at once; one session has to hold both.
         with self._lock:
             if self._finished:
                 raise EvsysError("this dashboard client is finished; make a new one to record more")
@@ -282,6 +286,7 @@ class ExperimentRun:
 
     def _close(self, **fields: object) -> None:
         self.update_generation(**fields)
+        # An experiment that was joined belongs to its maker, and may have other runs.
         if not self._joins:
             self.update_experiment(status=fields["status"])
         self.client.flush()
@@ -319,6 +324,7 @@ class ExperimentRun:
         error = None
         try:
             yield scoring
+        # Ctrl-C too: an evaluation that was broken off is not a complete one.
         except BaseException as exc:
             error = f"{type(exc).__name__}: {exc}"
             raise

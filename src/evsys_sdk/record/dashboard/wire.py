@@ -34,6 +34,7 @@ Status = Literal["running", "completed", "failed", "cancelled", "pruned"]
 Method = Literal["POST", "PATCH"]
 JsonDict = dict[str, Any]
 
+# Fixed for ever: ids that were derived under another would name other records.
 _NAMESPACE = uuid.UUID("7b0f5f0e-6c1f-5d0a-9f57-4b1d7c0f2a10")
 
 
@@ -231,6 +232,7 @@ def eval_event(eval_id: str, generation_id: str, fields: Mapping[str, object], *
 
 def prediction_event(generation_id: str, prediction: Mapping[str, object], *, ts: float) -> WireEvent:
     """One rollout of an evaluation. It keeps its own `id` when it brings one."""
+    # An id that comes with the prediction replaces the new one.
     body = {"id": new_id(), **given(prediction), "ts": ts}
     return WireEvent(path=predictions_path(generation_id), body=body, batch="predictions")
 
@@ -246,6 +248,7 @@ def batched[T: (WireEvent, WireLine)](items: Iterable[T]) -> Iterator[list[T]]:
     groups: dict[tuple[str, str], list[T]] = {}
     for item in items:
         if item.batch:
+            # Items of several runs take turns in the file; each run's go together.
             groups.setdefault((item.path, item.batch), []).append(item)
             continue
         yield from groups.values()
@@ -259,5 +262,6 @@ def request_of(lines: list[WireLine]) -> WireRequest:
     first = lines[0]
     body = first.body
     if first.batch:
+        # Bytes put together, not JSON made anew: a batch has thousands of items.
         body = b'{"%s": [%s]}' % (first.batch.encode(), b", ".join([line.body for line in lines]))
     return WireRequest(method=first.method, path=first.path, body=body)

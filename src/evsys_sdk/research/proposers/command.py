@@ -28,11 +28,13 @@ from pydantic import Field
 from evsys_sdk.config.base import Name, Params
 from evsys_sdk.errors import Cancelled, EvsysError, shorten
 from evsys_sdk.registry import register_proposer
-from evsys_sdk.research.question import question_text, read_answer
+from evsys_sdk.research.question import LONGEST_ANSWER, question_text, read_answer
 from evsys_sdk.research.state import Proposal, ResearchState
 
 ANSWER = "proposal.json"
-LONGEST_ANSWER = 100_000
+LONGEST_LINE = 10_000_000
+"""Characters of output that are read at once: an agent may print without end."""
+MOST_USED = 1e12
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TERM", "TMPDIR", "USER", "SHELL")
 LEFT_OUT = (".git", ".evsys", ".venv", "venv", "node_modules", "__pycache__", ".env*", "outputs", "*.research")
 POLL_SECONDS = 0.05
@@ -72,14 +74,23 @@ class AgentUsage:
     usd: float = 0.0
 
     def read(self, line: str) -> None:
-        """A line of output: of `claude -p --output-format json`, or an event of `codex exec --json`."""
-        with suppress(ValueError, TypeError):
+        """A line of output: of `claude -p --output-format json`, or an event of `codex exec --json`. What is no amount,
+        such as one below zero, is not counted: it would give the budget back."""
+        try:
             event = json.loads(line)
-            used = event.get("usage") if isinstance(event, dict) else None
-            if isinstance(used, dict):
-                self.tokens += sum(int(used.get(key) or 0) for key in ("input_tokens", "output_tokens"))
-            if isinstance(event, dict):
-                self.usd += float(event.get("total_cost_usd") or 0.0)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(event, dict):
+            return
+        used = event.get("usage")
+        if isinstance(used, dict):
+            self.tokens += sum(int(_amount(used.get(key))) for key in ("input_tokens", "output_tokens"))
+        self.usd += _amount(event.get("total_cost_usd"))
+
+
+def _amount(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < MOST_USED else 0.0  # type: ignore[operator, arg-type]
 
 
 @register_proposer("command")
@@ -193,7 +204,7 @@ class AgentSession:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with suppress(OSError, ValueError):
-            for line in process.stdout:
+            while line := process.stdout.readline(LONGEST_LINE):
                 self.usage.read(line)
 
     def _end(self, process: subprocess.Popen[str]) -> None:

@@ -22,8 +22,9 @@ from evsys_sdk.registry import register_proposer
 from evsys_sdk.research.proposers.operators import OPERATORS, Breeding, Sketch, kinds_at
 from evsys_sdk.research.proposers.surrogate import Columns, Surrogate, expected_improvement, squares_between
 from evsys_sdk.research.recipes import block_of, changes_between, with_values
+from evsys_sdk.research.shares import EVOLVE
 from evsys_sdk.research.space import Point, Space, point_distance
-from evsys_sdk.research.state import Proposal, ResearchState, Trial
+from evsys_sdk.research.state import SPENT, Promise, Proposal, ResearchState, Trial, apply_changes
 
 if TYPE_CHECKING:
     from evsys_sdk.research.proposers.surrogate import Array
@@ -82,10 +83,11 @@ class Evolve:
     def propose(self, state: ResearchState, space: object, rng: random.Random) -> Proposal | None:
         """The most promising child that is legal and was not tried; None when none was found."""
         assert isinstance(space, Space)
+        state = _without_unlaunched(state)
         if not state.trials:
             return None
         breeding = Breeding(space=space, trials=state.trials, elites=elites_of(state, space), rng=rng)
-        is_start = len(state.launched) <= self.cfg.startup_trials or len(state.scored) < 4
+        is_start = self._is_start(state)
         chance = None if is_start else chance_of(state, space)
         if chance is not None:
             breeding = replace(breeding, elites=chance.elites)
@@ -119,6 +121,28 @@ class Evolve:
                 return self._proposal(child, state)
         return None
 
+    def keeps_round(self, state: ResearchState, space: Space) -> bool:
+        """Whether the round is for learning what the space is like, and not for others: at the start, at most a quarter
+        of the trials, and where one kind has it for itself."""
+        whole = None if state.trials_left is None else len(state.launched) + state.trials_left
+        start = self.cfg.startup_trials if whole is None else min(self.cfg.startup_trials, whole // 4)
+        return len(state.launched) <= start or (not self._is_start(state) and chance_of(state, space) is not None)
+
+    def promise(self, state: ResearchState, space: Space, recipe: JsonObject, rng: random.Random) -> Promise | None:
+        """What another's recipe is expected to gain, next to the best that would be proposed here; None while too
+        little was tried to say."""
+        if self._is_start(state):
+            return None
+        state = _without_unlaunched(state)
+        own = self.propose(state, space, rng)
+        mine = [] if own is None else [apply_changes(_trial(state, own.parent).recipe, own.changes)]
+        points = [space.point(one) for one in (recipe, *mine)]
+        worth = Memory.of(state, space, self._tried(state, space), 1.0, others=points).worth(points)
+        return None if worth is None else Promise(gain=worth[0], own=worth[1] if mine else 0.0)
+
+    def _is_start(self, state: ResearchState) -> bool:
+        return len(state.launched) <= self.cfg.startup_trials or len(state.scored) < 4
+
     def _tried(self, state: ResearchState, space: Space) -> list[Point]:
         """The points of the trials, which do not change from one proposal to the next."""
         for trial in state.trials:
@@ -128,7 +152,7 @@ class Evolve:
         return [self._points[trial.number][1] for trial in state.trials]
 
     def _proposal(self, child: Offspring, state: ResearchState) -> Proposal | None:
-        parent = next(trial for trial in state.trials if trial.number == child.sketch.parent)
+        parent = _trial(state, child.sketch.parent)
         changes = changes_between(parent.recipe, child.recipe)
         return Proposal(
             parent=parent.number, changes=changes, claim=child.sketch.claim, operator=child.operator,
@@ -148,8 +172,10 @@ class Memory:
     best: float
 
     @classmethod
-    def of(cls, state: ResearchState, space: Space, tried: Sequence[Point], doubt: float) -> Memory:
-        columns = Columns.of([*tried, *_one_of_each(space)])
+    def of(
+        cls, state: ResearchState, space: Space, tried: Sequence[Point], doubt: float, *, others: Sequence[Point] = ()
+    ) -> Memory:
+        columns = Columns.of([*tried, *others, *_one_of_each(space)])
         rows = columns.rows(tried)
         scored = [place for place, trial in enumerate(state.trials) if trial.score is not None]
         scores, best = None, 0.0
@@ -166,6 +192,10 @@ class Memory:
         if 0 < sum(broken) < len(broken):
             failures = Surrogate.fit(columns, rows[launched], broken, noise=0.05)
         return cls(space=space, tried=tried, columns=columns, scores=scores, failures=failures, best=best)
+
+    def worth(self, points: Sequence[Point]) -> list[float] | None:
+        """Expected improvement of each, times the chance that it does not fail; None without scores to tell by."""
+        return None if self.scores is None else [float(one) for one in self._judge(self.columns.rows(points), False)[0]]
 
     def against(self, trials: Sequence[Trial]) -> Memory:
         """The memory with these trials as what is to be surpassed."""
@@ -340,6 +370,17 @@ def draw_operators(state: ResearchState, rng: random.Random) -> list[str]:
         lost[name] += 1.0 - credit
     drawn = {name: rng.betavariate(PRIOR.get(name, 1.0) + won[name], 3.0 + lost[name]) for name in OPERATORS}
     return sorted(drawn, key=lambda name: drawn[name], reverse=True)[:OPERATORS_ASKED]
+
+
+def _without_unlaunched(state: ResearchState) -> ResearchState:
+    """The state without what others proposed and nobody launched: it says nothing about the space."""
+    told = [trial for trial in state.trials
+            if trial.status in (*SPENT, "declined") or trial.proposer.startswith(EVOLVE)]  # fmt: skip
+    return replace(state, trials=told)
+
+
+def _trial(state: ResearchState, number: int) -> Trial:
+    return next(trial for trial in state.trials if trial.number == number)
 
 
 def _one_of_each(space: Space) -> list[Point]:

@@ -41,6 +41,8 @@ class Breeding:
 
     def parent(self) -> Trial:
         """One of the elites, the better the likelier."""
+        # Places of an exponential distribution with mean 1: the best elite is taken in 63 of 100 draws, the second in
+        # 23.
         place = min(int(self.rng.expovariate(1.0)), len(self.elites) - 1)
         return self.elites[place]
 
@@ -54,6 +56,7 @@ def numeric(breeding: Breeding) -> list[Sketch]:
     return [
         Sketch(parent=one.number, recipe=one.recipe, claim=f"trial {one.number} scores higher with other numbers")
         for one in best
+        # A setting with a list of values is a choice, which `flip` changes; without one it is a number.
         if any(not setting.values for setting in breeding.space.tunables(one.recipe).values())
     ]
 
@@ -83,6 +86,7 @@ def swap_kind(breeding: Breeding) -> list[Sketch]:
         now = block_of(parent.recipe, place).get("kind")
         for kind in sorted(set(kinds) - {str(now)}):
             had = next((one for one in breeding.elites if block_of(one.recipe, place).get("kind") == kind), None)
+            # What worked once with this kind is a better start than its defaults.
             if had is not None:
                 child = with_values(parent.recipe, {place: block_of(had.recipe, place)})
             else:
@@ -99,6 +103,7 @@ def change_list(breeding: Breeding) -> list[Sketch]:
     for number in range(24 if space.lists else 0):
         parent, place = breeding.parent(), rng.choice(sorted(space.lists))
         child = space.change_list(parent.recipe, place, rng)
+        # One, two or three changes in turn: a list that needs two items more may score no better with one.
         for _ in range(number % 3):
             child = space.change_list(child, place, rng)
         claim = f"the {place} {kinds_at(child, place)} score higher than {kinds_at(parent.recipe, place)}"
@@ -111,6 +116,7 @@ def cross(breeding: Breeding) -> list[Sketch]:
     space, rng, sketches = breeding.space, breeding.rng, []
     for _ in range(8 if len(breeding.elites) > 1 else 0):
         first, second = breeding.parent(), rng.choice(breeding.elites)
+        # Equal parents have nothing to exchange.
         parts = [place for place in (*space.kinds, *space.lists) if second.recipe != first.recipe]
         if first.number == second.number or not parts:
             continue
@@ -118,6 +124,7 @@ def cross(breeding: Breeding) -> list[Sketch]:
         values = {
             path: space.value(second.recipe, path, setting)
             for path, setting in space.tunables(second.recipe).items()
+            # Uniform crossover (Syswerda 1989): each shared setting from either parent.
             if path in ours and rng.random() < 0.5
         }
         if rng.random() < 0.5:
@@ -151,6 +158,7 @@ def simplify(breeding: Breeding) -> list[Sketch]:
     changed: list[tuple[str, object]] = []
     base = space.tunables(space.base)
     for path, setting in space.tunables(parent.recipe).items():
+        # A setting that the config does not have, as after a change of kind, has its default as the plain value.
         plain = space.value(space.base, path, setting) if path in base else setting.default
         if plain is not None and _is_other(setting, space.value(parent.recipe, path, setting), plain):
             changed.append((path, plain))
@@ -183,4 +191,5 @@ def _is_other(setting: Setting, one: object, other: object) -> bool:
     first, second = setting.scaled(one), setting.scaled(other)
     if isinstance(first, str) or isinstance(second, str):
         return first != second
+    # In parts of the range: a smaller change is no other recipe.
     return abs(first - second) > 0.02

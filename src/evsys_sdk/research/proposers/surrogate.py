@@ -43,7 +43,7 @@ DOME = 0.7
 setting lie far apart, so that the best is seldom at one of them. Chosen before it was measured; without it, a rank
 correlation of 0.49 to 0.54 with the truth after 12 trials becomes 0.58 to 0.62 (families lists, kinds, ridge)."""
 WIDTHS = (0.1, 0.5)
-"""Of the scales on which scores are compared, in parts of their range: see `bent`."""
+"""Of the scales on which scores are compared, in parts of their range: see `score_scales`."""
 MOST = 200
 """Trials that are fitted: the last ones. Time grows with the cube of their number."""
 
@@ -90,6 +90,7 @@ class Columns:
         absent = np.zeros(len(self.places))
         for (name, word), column in self.places.items():
             if not word:
+                # In the middle: as far from either end, so that a lack pulls to neither.
                 absent[column] = ORDER / 2 if list_of_order(name) else 0.5
             elif word == "?":
                 absent[column] = MISSING
@@ -99,6 +100,7 @@ class Columns:
                 if isinstance(value, str):
                     known = self.places.get((name, value))
                     if known is not None:
+                        # Two different words are then 1 apart (squared: 0.5 + 0.5).
                         row[known] = math.sqrt(0.5)
                 else:
                     row[self.places[name, ""]] = value
@@ -145,6 +147,7 @@ def squares_between(rows: Array, others: Array) -> Array:
     """Squared distances, `(rows, others)`."""
     import numpy as np
 
+    # (a - b)^2 as a^2 + b^2 - 2ab: one matrix product; rounding may leave it below 0, hence the maximum.
     squares = (rows * rows).sum(axis=1)[:, None] + (others * others).sum(axis=1)[None, :] - 2.0 * rows @ others.T
     found: Array = np.maximum(squares, 0.0)
     return found
@@ -179,9 +182,9 @@ class Surrogate:
         doubt: float = 1.0,
     ) -> Surrogate:
         """By the most likely weights, trend and noise; `noise` is the least standard deviation of one value. With
-        `are_scores` the values are compared on the likeliest of the scales of `bent`, and predicted on it, and are
-        expected to be lower at the bounds of numbers than in the middle (`DOME`). With `doubt` they say so many times
-        less about other places than seems likeliest."""
+        `are_scores` the values are compared on the likeliest of the scales of `score_scales`, and predicted on it, and
+        are expected to be lower at the bounds of numbers than in the middle (`DOME`). With `doubt` they say so many
+        times less about other places than seems likeliest."""
         import numpy as np
 
         rows, y = rows[-MOST:], np.array(values[-MOST:])
@@ -205,10 +208,12 @@ class Surrogate:
             factor = np.linalg.cholesky(kernel)
 
             def likelihood(scale: tuple[Array, Array]) -> float:
+                # The likelihood of the values themselves: the slope of the scale is the Jacobian of a change of
+                # variables.
                 half = np.linalg.solve(factor, (scale[0] - scale[0].mean()) / scale[0].std())
                 return -0.5 * float(half @ half) - n * math.log(float(scale[0].std())) + float(scale[1].sum())
 
-            scales = sorted(bent(y), key=likelihood, reverse=True)
+            scales = sorted(score_scales(y), key=likelihood, reverse=True)
         y = scales[0][0]
         centre, scale = float(y.mean()), float(y.std()) or 1.0
         y, floor = (y - centre) / scale, max(noise / scale, 1e-3) ** 2
@@ -222,6 +227,8 @@ class Surrogate:
             return y - columns.dome(features, weights, trend) if are_scores else y
 
         def evidence(squares: Array, sums: Array, weights: Array, trend: float, by_kind: float, extra: float) -> float:
+            # The log marginal likelihood (equation 2.30, without its constant) and the priors: of the weights
+            # log-normal around their start, of the noise around 0.03 with a standard deviation of 2 in its logarithm.
             kernel = covary(squares, sums, weights, trend, by_kind, extra)
             factor = np.linalg.cholesky(kernel)
             half = np.linalg.solve(factor, beyond(weights, trend))
@@ -236,6 +243,7 @@ class Surrogate:
         for _ in range(SWEEPS):
             for place in differ:
                 for step in STEPS:
+                    # Coordinate search: one weight at a time, and the distances are corrected instead of computed anew.
                     trial = weights.copy()
                     trial[place] *= step
                     more = trial[place] - weights[place]
@@ -282,11 +290,12 @@ class Surrogate:
             near += sums * (1.0 - self.by_kind + self.by_kind * self.columns.are_alike(rows, self.rows))
             own += (new * new).sum(axis=1)
         half = self.inverse @ near.T
+        # The floor keeps points that were tried from a deviation of 0, by which `expected_improvement` divides.
         deviation = np.sqrt(np.maximum(own - (half * half).sum(axis=0), 1e-9))
         return self.centre + self.scale * (mean + near @ self.solved), self.scale * deviation
 
 
-def bent(values: Array) -> list[tuple[Array, Array]]:
+def score_scales(values: Array) -> list[tuple[Array, Array]]:
     """Scales on which values can be compared, each with the logarithm of its slope at each value. On the first, values
     far below the median count as little below it: how bad a bad recipe is says nothing about the best. On the others
     the logarithm of what is above the lowest counts, since what spoils a recipe often takes away a part of its score.
@@ -308,6 +317,7 @@ def _matern(squares: Array) -> Array:
     import numpy as np
 
     root: Array = np.sqrt(5.0 * squares)
+    # Equation 4.17 with l = 1: the weights have scaled the distance.
     return (1.0 + root + root * root / 3.0) * np.exp(-root)
 
 
