@@ -162,7 +162,8 @@ class PostgresqlProcess:
         binaries = find_postgresql()
         assert binaries is not None
         # Not in pytest's folder: each pytest that starts closes that of all sessions to other users.
-        self.folder = Path(tempfile.mkdtemp(prefix="evsys-postgresql-"))
+        place = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+        self.folder = Path(tempfile.mkdtemp(prefix="evsys-postgresql-", dir=place))
         self.binaries, self.data = binaries, self.folder / "data"
         # PostgreSQL refuses to run as root, so it runs as its own user, in a folder of that user.
         self.as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import mmap
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -175,14 +178,24 @@ def buckets_for(rank: int) -> int:
     return 512 * (rank or 64)
 
 
+def zero_table(rows: int) -> Array:
+    """[rows, VOCAB] of zeros; a row costs memory when it is written to."""
+    # `np.zeros` asks for huge pages: the first row touched in 2 MB then costs 2 MB, and a run's rows lie scattered. In
+    # a run of 12 steps these pages took 0.2 s of 0.5 s of CPU, and 100 MB.
+    pages = mmap.mmap(-1, rows * VOCAB_SIZE * np.dtype(np.float32).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        with suppress(OSError):  # a kernel without huge pages does not know the advice
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, dtype=np.float32).reshape(rows, VOCAB_SIZE)
+
+
 class TableModel:
     """A frozen base and the adapter's tables, stacked: row 0 is nothing, then `buckets` rows per table."""
 
     def __init__(self, *, model_name: str, rank: int, seed: int | None):
         self.model_name, self.rank, self.buckets = model_name, rank, buckets_for(rank)
         self.base = base_logits(model_name)
-        # Pages of a fresh zero array cost no memory until they are written to.
-        self.weights = np.zeros((1 + TABLES * self.buckets, VOCAB_SIZE), dtype=np.float32)
+        self.weights = zero_table(1 + TABLES * self.buckets)
         self.used = np.zeros(len(self.weights), dtype=bool)
         if seed is not None:
             first = slice(1, 2 + VOCAB_SIZE)  # the rows of the last token: every position reads one
@@ -254,8 +267,7 @@ class Adam:
 
     def __init__(self, model: TableModel):
         self.steps = 0
-        self.mean = np.zeros(model.weights.shape, dtype=np.float32)
-        self.square = np.zeros(model.weights.shape, dtype=np.float32)
+        self.mean, self.square = zero_table(len(model.weights)), zero_table(len(model.weights))
 
     def step(self, model: TableModel, gradients: MockGradients, params: AdamParams) -> float:
         """Change the model; the gradient's norm before clipping comes back."""
