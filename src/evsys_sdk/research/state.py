@@ -175,7 +175,7 @@ class Optimiser(Proposer, Protocol):
     """
 
     def keeps_round(self, state: ResearchState, space: object) -> bool:
-        """Whether nobody else is asked in this round."""
+        """Whether no other proposer is asked in this round."""
         ...
 
     def promise(self, state: ResearchState, space: object, recipe: JsonObject, rng: random.Random) -> Prospect | None:

@@ -373,7 +373,7 @@ def draw_operators(state: ResearchState, rng: random.Random) -> list[str]:
 
 
 def _without_unlaunched(state: ResearchState) -> ResearchState:
-    """The state without what others proposed and nobody launched: it says nothing about the space."""
+    """The state without what others proposed and was not launched: it says nothing about the space."""
     told = [trial for trial in state.trials
             if trial.status in (*SPENT, "declined") or trial.proposer.startswith(EVOLVE)]  # fmt: skip
     return replace(state, trials=told)
