@@ -102,6 +102,7 @@ KEPT = re.compile(r"^- (?:before, )?val/hill/pass@1: ([\d.]+).* (try_\d+), ")
 OTHER = re.compile(
     r"^- (?:is )?(?:try_\d+)(?: \w+ \w+)?(?: better)?(?: as good)?[?:] .*?([\d.]+) against .* of (try_\d+)"
 )
+TRIED = re.compile(r"^- try_\d+ \(.*; against (try_\d+): (.*)\)\. .*pass@1 ([\d.]+)")
 
 
 def read_context(folder: Path) -> tuple[Tried, int]:
@@ -111,18 +112,22 @@ def read_context(folder: Path) -> tuple[Tried, int]:
     used = count_tokens(text)
     found: Tried = {}
     params: dict[str, Any] = {}
-    best: dict[str, Any] = {}
+    bests: dict[str, dict[str, Any]] = {}
+    """Name -> params of what was the best at its time."""
     for line in text.splitlines():
         if kept := KEPT.match(line):
             if not params:
                 params, tokens = params_of(folder / kept[2] / "config.yaml")
-                best, used = params, used + tokens
+                used += tokens
+            bests[kept[2]] = params
             found[settings_of(params)] = float(kept[1])
             # The one before it had the old values.
             params = params | {name: yaml.safe_load(old) for name, old, _ in CHANGE.findall(line)}
-        elif other := OTHER.match(line):
-            new = {name: yaml.safe_load(new) for name, _, new in CHANGE.findall(line)}
-            found[settings_of(_numbers(best | new))] = float(other[1])
+        elif (other := OTHER.match(line)) or (tried := TRIED.match(line)):
+            score, before, told = (other[1], other[2], line) if other else (tried[3], tried[1], tried[2])
+            new = {name: yaml.safe_load(new) for name, _, new in CHANGE.findall(told)}
+            if before in bests:
+                found[settings_of(_numbers(bests[before] | new))] = float(score)
     return found, used
 
 

@@ -116,6 +116,13 @@ def _sections(history: History, tokens: int) -> list[Section]:
         overview = [f"{count(len(entries), 'experiment')} from {first} to {last}: {counts}."]
         if history.problems:
             overview.append(f"{count(len(history.problems), 'file')} could not be read: evsys history says which.")
+    # Undecided against a best that was surpassed since: no open question, and its changes are named nowhere else.
+    changes = {
+        row.entry.name: f"against {row.before.entry.name}: {_changes(row)}"
+        for track in tracks
+        for row in track.undecided
+        if row.before is not None and row.before is not track.kept[-1] and len(row.entry.digest.arms) == 1
+    }
     found = [
         ("Overview", 9, overview),
         ("Best so far, and how it was reached (newest first)", 2, leaderboard_lines(tracks)),
@@ -124,7 +131,11 @@ def _sections(history: History, tokens: int) -> list[Section]:
         ("Open questions", 2, open_questions(entries, tracks)),
         ("Dead ends (newest first)", 2, dead_ends(entries, tracks)),
         ("Values tried, by their best score (arms, best, median)", 2, value_lines(tracks)),
-        ("Tried (newest first)", 3, (tried_line(entry) for entry in entries if entry.state != "unreadable")),
+        (
+            "Tried (newest first)",
+            3,
+            (tried_line(entry, changes.get(entry.name, "")) for entry in entries if entry.state != "unreadable"),
+        ),
     ]
     sections = [Section(title=title, lines=tuple(lines), share=share) for title, share, lines in found]
     return [section for section in sections if section.lines]
@@ -344,9 +355,9 @@ def value_lines(tracks: Sequence[Track]) -> Iterator[str]:
             yield f"{key}{where}: {', '.join(texts)}{more}"
 
 
-def tried_line(entry: ExperimentEntry) -> str:
-    """An experiment with its size, its hypothesis, its scores (`pass@1: learning_rate=0.1 0.950 better, ...`, the best
-    first where scores may rank) and what people concluded."""
+def tried_line(entry: ExperimentEntry, changes: str = "") -> str:
+    """An experiment with its size, its changes, its hypothesis, its scores (`pass@1: learning_rate=0.1 0.950 better,
+    ...`, the best first where scores may rank) and what people concluded."""
     digest = entry.digest
     seeds = max((len(arm.statuses) for arm in digest.arms), default=0)
     made = " on ".join(filter(None, [digest.setup.get("model", ""), digest.setup.get("backend", "")]))
@@ -357,7 +368,7 @@ def tried_line(entry: ExperimentEntry) -> str:
         size.append(f"{seeds} seeds")
     size += ["runs taken over from other experiments"] if digest.is_repeat else []
     size += [f"cut to {digest.max_steps} steps"] if digest.max_steps else []
-    parts = [f"{entry.name} ({', '.join(size)})"]
+    parts = [f"{entry.name} ({', '.join(size)}{f'; {changes}' if changes else ''})"]
     if digest.hypothesis:
         parts.append(shorten(digest.hypothesis, LONGEST_HYPOTHESIS).rstrip("."))
     if not entry.counts:

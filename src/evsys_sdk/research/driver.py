@@ -223,7 +223,7 @@ class Research:
             state = self._state()
             if getattr(seat.proposer, "wants_context", False):
                 state = replace(state, context=self.context())
-            # Of its own questions alone: an agent that proposes nothing that is launched changes no other proposal.
+            # Counted per proposer: an agent that proposes nothing that is launched changes no other proposal.
             stream = "" if seat.cap == 1 else f"{seat.name}/"
             rng = random.Random(f"{self.spec.seed}/{stream}{self.asked[seat.name] + 1}")
             try:

@@ -50,7 +50,7 @@ def question_text(state: ResearchState, space: Space | None, rng: random.Random)
         f"## The best recipe so far (trial {incumbent.number}, {score})\n" + json.dumps(incumbent.recipe, indent=1),
     ]
     if space is not None:
-        lines = [f"- {path}: {one.told}" for path, one in space.tunables(incumbent.recipe).items()]
+        lines = [f"- {path}: {one.bounds_text}" for path, one in space.tunables(incumbent.recipe).items()]
         parts.append("## Settings that may change\n" + "\n".join(lines))
     past = [_past_line(trial) for trial in state.trials[1:]][-PAST:]
     parts.append("## Tried so far (oldest first)\n" + ("\n".join(past) or "- nothing yet"))

@@ -48,7 +48,7 @@ class Setting:
         return is_number and self.low <= value <= self.high  # type: ignore[operator]
 
     @property
-    def told(self) -> str:
+    def bounds_text(self) -> str:
         """`one of [1, 2]`, or `1e-06 to 0.01, on a logarithmic scale`."""
         if self.values:
             return f"one of {json.dumps(list(self.values))}"

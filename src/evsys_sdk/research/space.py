@@ -119,7 +119,7 @@ class Space:
         for path, setting in (self.tunables(recipe) if self.free is not None and not found else {}).items():
             value = self.value(recipe, path, setting)
             if not setting.allows(value) and value != self.value(self.base, path, setting):
-                found.append(Problem(path=path, message=f"must be {setting.told} (research.space)", value=value))
+                found.append(Problem(path=path, message=f"must be {setting.bounds_text} (research.space)", value=value))
         for place, kinds in self.kinds.items():
             kind = block_of(recipe, place).get("kind")
             if kind not in kinds:

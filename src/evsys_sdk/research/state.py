@@ -31,7 +31,7 @@ Decision = Literal["first", "kept", "discarded", "undecided"]
 """By the verdict. `undecided`: as many seeds as the config allows did not tell it from the incumbent."""
 Status = Literal["completed", "failed", "pruned", "invalid", "duplicate", "unpromising", "declined"]
 """`pruned`: left behind at a rung. `invalid` (no legal file, or forbidden), `duplicate` (tried before, or next to it),
-`unpromising` (the proposer in charge expects more of its own next proposal) and `declined` (by a person, under
+`unpromising` (the proposer in charge expects more from the proposal it would make) and `declined` (by a person, under
 --approve) cost nothing."""
 SPENT: frozenset[Status] = frozenset({"completed", "failed", "pruned"})
 """How trials end that were launched."""
@@ -146,8 +146,8 @@ class ResearchState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """What a proposer expects of another's recipe, by the same measure as of its own best."""
+class Prospect:
+    """What a proposer expects of another's recipe, by the same measure as from the best that it would propose."""
 
     gain: float
     own: float
@@ -172,14 +172,14 @@ class Optimiser(Proposer, Protocol):
     """Is another's recipe worth a trial?
 
     A proposer that can tell is in charge where its share is 1. Others, whose share is capped, are asked only in the
-    rounds that it does not keep, and launched only where it expects no more of its own.
+    rounds that it does not keep, and launched only where it expects no more from the one that it would propose.
     """
 
     def keeps_round(self, state: ResearchState, space: object) -> bool:
-        """Whether nobody else is asked in this round."""
+        """Whether no other proposer is asked in this round."""
         ...
 
-    def promise(self, state: ResearchState, space: object, recipe: JsonObject, rng: random.Random) -> Promise | None:
+    def promise(self, state: ResearchState, space: object, recipe: JsonObject, rng: random.Random) -> Prospect | None:
         """None where it cannot tell; then the recipe is launched."""
         ...
 

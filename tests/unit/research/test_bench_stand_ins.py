@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "perf"))
 
+from autoresearch import verbs
 from autoresearch.agents import CHEATS, TRICKS, CheatingAgent, ScriptedAgent
 from autoresearch.keeps import share_of
 from autoresearch.simulation import DrawnLaboratory, compare_quickly, drive, keep_maximum
@@ -119,6 +120,21 @@ def test_a_failed_recipe_costs_steps_and_has_no_score(hill):
         RoundPlan(trial=1, seeds=[1], candidate=recipe, incumbent=hill.start, proposal=proposal)
     )
     assert found.status == "failed" and found.candidate is None and found.cost.steps > 0
+
+
+def test_context_names_all_recipes_that_were_tried_whatever_the_best_was_then(tmp_path):
+    scores = {
+        (1e-2, 4, "constant", 0.75): 0.30,
+        (1e-2, 8, "constant", 0.75): 0.31,
+        (1e-3, 4, "constant", 0.75): 0.60,
+        (1e-3, 4, "linear", 0.75): 0.62,
+        (1e-4, 4, "linear", 0.5): 0.90,
+        (1e-4, 8, "linear", 0.5): 0.20,
+    }
+    for number, (settings, score) in enumerate(scores.items()):
+        verbs.write_trial(tmp_path, number, settings, score)
+    found, _ = verbs.read_context(tmp_path)
+    assert found.keys() == scores.keys()
 
 
 def test_an_interval_of_a_share_is_exact():

@@ -12,7 +12,7 @@ from evsys_sdk.research.driver import Approval, Research, ResearchResult
 from evsys_sdk.research.journal import ResearchJournal
 from evsys_sdk.research.shares import Seat
 from evsys_sdk.research.space import Space
-from evsys_sdk.research.state import Measurement, Promise, Proposal, ResearchState
+from evsys_sdk.research.state import Measurement, Proposal, Prospect, ResearchState
 
 from .simulated import SimulatedLab, change
 
@@ -202,8 +202,8 @@ class InCharge(Reciter):
     def keeps_round(self, state: ResearchState, space: object) -> bool:
         return len(state.launched) % 2 == 0
 
-    def promise(self, state: ResearchState, space: object, recipe, rng: random.Random) -> Promise | None:
-        return Promise(gain=float(recipe["x"] >= 0.5), own=0.5)
+    def promise(self, state: ResearchState, space: object, recipe, rng: random.Random) -> Prospect | None:
+        return Prospect(gain=float(recipe["x"] >= 0.5), own=0.5)
 
 
 def test_an_agent_gets_only_the_trials_that_the_optimiser_expects_no_more_of():

@@ -24,7 +24,7 @@ from evsys_sdk.research.proposers.surrogate import Columns, Surrogate, expected_
 from evsys_sdk.research.recipes import block_of, changes_between, with_values
 from evsys_sdk.research.shares import EVOLVE
 from evsys_sdk.research.space import Point, Space, point_distance
-from evsys_sdk.research.state import SPENT, Promise, Proposal, ResearchState, Trial, apply_changes
+from evsys_sdk.research.state import SPENT, Proposal, Prospect, ResearchState, Trial, apply_changes
 
 if TYPE_CHECKING:
     from evsys_sdk.research.proposers.surrogate import Array
@@ -128,7 +128,7 @@ class Evolve:
         start = self.cfg.startup_trials if whole is None else min(self.cfg.startup_trials, whole // 4)
         return len(state.launched) <= start or (not self._is_start(state) and chance_of(state, space) is not None)
 
-    def promise(self, state: ResearchState, space: Space, recipe: JsonObject, rng: random.Random) -> Promise | None:
+    def promise(self, state: ResearchState, space: Space, recipe: JsonObject, rng: random.Random) -> Prospect | None:
         """What another's recipe is expected to gain, next to the best that would be proposed here; None while too
         little was tried to say."""
         if self._is_start(state):
@@ -138,7 +138,7 @@ class Evolve:
         mine = [] if own is None else [apply_changes(_trial(state, own.parent).recipe, own.changes)]
         points = [space.point(one) for one in (recipe, *mine)]
         worth = Memory.of(state, space, self._tried(state, space), 1.0, others=points).worth(points)
-        return None if worth is None else Promise(gain=worth[0], own=worth[1] if mine else 0.0)
+        return None if worth is None else Prospect(gain=worth[0], own=worth[1] if mine else 0.0)
 
     def _is_start(self, state: ResearchState) -> bool:
         return len(state.launched) <= self.cfg.startup_trials or len(state.scored) < 4
@@ -373,7 +373,7 @@ def draw_operators(state: ResearchState, rng: random.Random) -> list[str]:
 
 
 def _without_unlaunched(state: ResearchState) -> ResearchState:
-    """The state without what others proposed and nobody launched: it says nothing about the space."""
+    """The state without what others proposed and was not launched: it says nothing about the space."""
     told = [trial for trial in state.trials
             if trial.status in (*SPENT, "declined") or trial.proposer.startswith(EVOLVE)]  # fmt: skip
     return replace(state, trials=told)
