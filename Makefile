@@ -22,8 +22,6 @@ quickstart: ## set up, run the example experiment, print its result
 	$(QUICKSTART)
 
 test: check ## set up, check, run the tests
-	@# Hundreds of tests start a process; with PYTHONDONTWRITEBYTECODE each would compile the package anew (0.4 s).
-	@.venv/bin/python -m compileall -q src
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 slow: dev ## the tests that take minutes each: real weights, SkyRL's server
@@ -32,7 +30,7 @@ slow: dev ## the tests that take minutes each: real weights, SkyRL's server
 check: dev ## lint, formatting, types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy --num-workers 2
+	.venv/bin/mypy
 
 format: dev ## put the code into the house format
 	.venv/bin/ruff check --fix .
