@@ -42,7 +42,7 @@ from evsys_sdk.training_api import SamplingClient, discard_weights, let_go
 LAST_STEP = 2**62
 """Later than any step."""
 EVALS_AHEAD = 4
-"""Evaluations under way beside the training. Each holds weights of its own, in memory or on disk: where scoring is
+"""Evaluations under way beside the training. Each keeps the weights of its step, in memory or on disk: where scoring is
 slower than training, they would fill both."""
 
 
