@@ -11,7 +11,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from evsys_sdk.constants import EXIT_BAD_INPUT, EXIT_OK
 if TYPE_CHECKING:
     from evsys_sdk.data.manifest import DatasetManifest, Kind
     from evsys_sdk.data.workspace import Workspace
+    from evsys_sdk.operations.token_view import TokenSequence
     from evsys_sdk.protocols import Row
 
 FILES = "a JSONL, .json, .csv or .parquet file"
@@ -242,6 +243,8 @@ class PreviewBlock:
     rows_after: int
     formats: dict[str, int]
     rows: list[Row]
+    tokens: list[list[TokenSequence]] = field(default_factory=list)
+    """Of each row, where they were asked for."""
 
 
 @data.command("preview")
@@ -249,18 +252,32 @@ class PreviewBlock:
 @click.option("-n", "count", type=POSITIVE, default=5, metavar="N", help="how many rows (default 5)")
 @click.option("--run", "run_name", metavar="NAME", help="which run of the config (default: the first)")
 @click.option("--raw", is_flag=True, help="before the transforms")
+@click.option(
+    "--tokens", is_flag=True, help="as the model sees them, [[learnt]] tokens marked; opens the model"
+)
 @click.option("--benchmark", is_flag=True, help="look for an id or name among the benchmarks only")
 @workspace_options
 def preview(
-    target: str, count: int, run_name: str | None, raw: bool, benchmark: bool, workspace: str | None, as_json: bool
+    target: str,
+    count: int,
+    run_name: str | None,
+    raw: bool,
+    tokens: bool,
+    benchmark: bool,
+    workspace: str | None,
+    as_json: bool,
 ) -> int:
     """Rows as a run will see them, after its transforms."""
     from evsys_sdk.errors import EvsysError
 
+    if raw and tokens:
+        raise EvsysError("--raw shows rows before the transforms, and the model sees them after: leave out --raw")
     if Path(target).suffix in (".yaml", ".yml"):
-        run_name, parts = preview_config(target, run_name, count, raw=raw, workspace=workspace)
+        run_name, parts = preview_config(target, run_name, count, raw=raw, tokens=tokens, workspace=workspace)
     elif run_name:
         raise EvsysError("--run names a run of a config, and the target is no .yaml file")
+    elif tokens:
+        raise EvsysError("--tokens needs a config (.yaml), which names the model and the algorithm")
     else:
         path = find_rows(target, workspace, benchmark=benchmark)
         parts = [_block(target, str(path), summarise(read_file(path), keep=count))]
@@ -276,14 +293,17 @@ def preview(
         print(f"format: {' and '.join(f'{n} {name}' for name, n in part.formats.items()) or 'none'}")
         for number, row in enumerate(part.rows):
             print(f"\n[{number}]")
-            print_row(row)
+            if tokens:
+                print_tokens(part.tokens[number])
+            else:
+                print_row(row)
         hidden = part.rows_after - len(part.rows)
         print(f"\n... and {hidden} more\n" if hidden else "")
     return EXIT_OK
 
 
 def preview_config(
-    target: str, run_name: str | None, count: int, *, raw: bool, workspace: str | None
+    target: str, run_name: str | None, count: int, *, raw: bool, tokens: bool, workspace: str | None
 ) -> tuple[str, list[PreviewBlock]]:
     """The name of the run and its data blocks, loaded as the run loads them."""
     from evsys_sdk import registry
@@ -312,6 +332,12 @@ def preview_config(
             transforms=[] if raw else None,
         )
         parts.append(_block(place, loaded.source, summarise(loaded.rows, keep=count), rows_before=loaded.n_raw))
+    if tokens:
+        from evsys_sdk.operations.token_view import view_tokens
+
+        # One call for all blocks: it opens the model.
+        found = iter(view_tokens(run, [row for part in parts for row in part.rows]))
+        parts = [replace(part, tokens=[next(found) for _ in part.rows]) for part in parts]
     return run.name, parts
 
 
@@ -387,12 +413,35 @@ def summarise(rows: Iterable[Row], *, keep: int) -> Summary:
     return Summary(count=formats.total(), formats=dict(formats), fields=dict(fields), rows=kept)
 
 
+def print_tokens(sequences: list[TokenSequence]) -> None:
+    """The sequences of one row, what is learnt between [[ and ]], which is green on a terminal."""
+    if not sequences:
+        print("  neither a chat nor a task: no chat template applies")
+    on_terminal = sys.stdout.isatty()
+    for sequence in sequences:
+        print(f"  {sequence.summary}")
+        shown = [(_safe(span.text).replace("\n", "\n    "), span.is_learnt) for span in sequence.spans]
+        if on_terminal:
+            from rich.text import Text
+
+            from evsys_sdk.format import console_for
+
+            marked = [(f"[[{text}]]", "green") if is_learnt else text for text, is_learnt in shown]
+            console_for(highlight=False).print(Text.assemble("    ", *marked), soft_wrap=True)
+        else:
+            print("    " + "".join(f"[[{text}]]" if is_learnt else text for text, is_learnt in shown))
+
+
+def _safe(text: str) -> str:
+    """Rows come from anywhere: an escape sequence in one must not drive the reader's terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+
+
 def print_row(row: Row) -> None:
     """One row as labelled lines; labels stand out on a terminal."""
     on_terminal = sys.stdout.isatty()
     for label, text in readable(row):
-        # Rows come from anywhere: an escape sequence in one must not drive the reader's terminal.
-        safe = "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+        safe = _safe(text)
         if len(safe) > LONGEST_TEXT:
             safe = f"{safe[:LONGEST_TEXT]} ... (+{len(safe) - LONGEST_TEXT} characters)"
         safe = safe.replace("\n", "\n    ")

@@ -182,6 +182,71 @@ def test_preview_of_another_run_of_the_config(evsys: Any, evsys_json: Any) -> No
     assert "closest: second" in evsys("preview", "config.yaml", "--run", "secnd", code=1)
 
 
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": "1+1"},
+            {"role": "assistant", "content": "two"},
+            {"role": "user", "content": "2+2"},
+            {"role": "assistant", "content": "four"},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "1+1"},
+            {"role": "assistant", "content": "three", "weight": 0},
+            {"role": "user", "content": "no"},
+            {"role": "assistant", "content": "two"},
+        ]
+    },
+]
+
+
+@pytest.fixture
+def chats(project: Path) -> Callable[..., str]:
+    """A config over two chats with these settings of the algorithm."""
+    (project / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHATS))
+
+    def write(kind: str = "sft", **params: Any) -> str:
+        run = {
+            "name": "r0",
+            "data": {"path": "chats.jsonl"},
+            "model": {"name": "tiny"},
+            "algorithm": {"kind": kind, "params": params},
+            "backend": {"kind": "mock"},
+        }
+        (project / "chats.yaml").write_text(json.dumps({"name": "chats", "run": run}))
+        return "chats.yaml"
+
+    return write
+
+
+def test_tokens_show_what_is_learnt_of_each_row(evsys: Any, chats: Any) -> None:
+    first, second = evsys("preview", chats(), "--tokens").split("\n[1]\n")
+    assert re.findall(r"\[\[(.*?)\]\]", first) == ["two<|im_end|>", "four<|im_end|>"]
+    assert re.findall(r"\[\[(.*?)\]\]", second) == ["two<|im_end|>"] and "three<|im_end|>" in second
+    # The mock has one token for a byte and one for a mark: "two", "four" and the ends of their turns.
+    assert re.search(r"\d+ tokens, 9 learnt\n", first)
+
+
+def test_tokens_follow_the_settings_of_the_algorithm(evsys: Any, evsys_json: Any, chats: Any) -> None:
+    shown = evsys("preview", chats(train_on="last"), "--tokens", "-n", "1")
+    assert re.findall(r"\[\[(.*?)\]\]", shown) == ["four<|im_end|>"]
+    [[[sequence], _]] = [part["tokens"] for part in evsys_json("preview", chats(max_length=12), "--tokens")["parts"]]
+    assert sum(span["n_tokens"] for span in sequence["spans"]) == 12 and sequence["n_cut"] > 0
+    assert "more are behind max_length" in evsys("preview", "chats.yaml", "--tokens")
+
+
+def test_an_algorithm_that_does_not_imitate_shows_the_prompt(evsys: Any, chats: Any) -> None:
+    shown = evsys("preview", chats("sdft"), "--tokens", "-n", "1")
+    assert "[[" not in shown and ", 0 learnt" in shown and "four" not in shown and "2+2" in shown
+
+
+def test_tokens_need_a_config_and_the_transforms(evsys: Any, chats: Any) -> None:
+    assert "needs a config (.yaml)" in evsys("preview", "chats.jsonl", "--tokens", code=1)
+    assert "leave out --raw" in evsys("preview", chats(), "--tokens", "--raw", code=1)
+
+
 def test_preview_of_a_config_looks_in_the_workspace_beside_it(
     evsys: Any, evsys_json: Any, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
