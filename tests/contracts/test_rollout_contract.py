@@ -180,7 +180,7 @@ class World:
             sampler=model,
             renderer=ChatRenderer(ByteTokenizer()),
             sampling=sampling,
-            patience=self.patience(),
+            retry_policy=self.retry_policy(),
         )
         with live(policy):
             job = self.job(policy, scenario, task)
@@ -192,7 +192,7 @@ class World:
         self.calls += 1
         return self.script() if callable(self.script) else self.script
 
-    def patience(self):
+    def retry_policy(self):
         return SampleRetryPolicy(retries=self.retries, backoff_seconds=0.001)
 
     def job(self, policy, scenario, task):
@@ -205,7 +205,7 @@ class World:
             ),
             policy=policy,
             grade=self.grade_with or exact,
-            patience=self.patience(),
+            retry_policy=self.retry_policy(),
             settings=TrialSettings(limits=self.limits, environment=stub, on_event=self.note),
         )
 
