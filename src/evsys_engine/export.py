@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evsys_engine.devices import without_progress_bars
-from evsys_engine.folders import MANIFEST, read_manifest, write_folder
+from evsys_engine.folders import MANIFEST, read_manifest, set_modes, write_folder
 from evsys_engine.lora import ATTENTION, MLP, Pair, target_layers
 from evsys_engine.merging import MergedWeights
 from evsys_engine.models.gguf_writer import NumberType, write_gguf
@@ -229,8 +229,10 @@ def export_model(
             config = json.loads((weights / CONFIG).read_text())
             (part / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": base_name}, indent=2) + "\n")
             _copy_tokenizer(base, part)
+            set_modes(part.iterdir(), like=part / CONFIG)
         elif form == "merged":
             _write_merged(part, base, weights)
+            set_modes(part.iterdir(), like=part / "config.json")
         else:
             _write_merged(Path(scratch) / "merged" / out.stem, base, weights)
             write_gguf(Path(scratch) / "merged" / out.stem, part, number_type=number_type)

@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from evsys_engine.types import BadRequest, JsonObject
@@ -35,6 +35,7 @@ def write_folder(folder: Path, facts: JsonObject, write: Callable[[Path], None])
         files = {str(path.relative_to(part)): path for path in sorted(part.rglob("*")) if path.is_file()}
         manifest = {"format": FORMAT, **facts, "files": {name: _describe(path) for name, path in files.items()}}
         (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        set_modes(files.values(), like=part / MANIFEST)
         # Synced before the rename: under its own name a folder is whole even after a power cut.
         for path in (*files.values(), part / MANIFEST, part):
             _sync(path)
@@ -42,6 +43,13 @@ def write_folder(folder: Path, facts: JsonObject, write: Callable[[Path], None])
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def set_modes(files: Iterable[Path], *, like: Path) -> None:
+    """Let files be read by those who may read `like`, a new file of this process: safetensors lets only the owner read
+    what it writes, so that a server of another user could not load the weights."""
+    for path in files:
+        path.chmod(like.stat().st_mode)
 
 
 def put_in_place(part: Path, folder: Path) -> None:

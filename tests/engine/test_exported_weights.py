@@ -103,6 +103,9 @@ def test_all_three_forms_say_the_same(tmp_path, base, family, make_data, setting
     assert torch.equal(peft_logits(base, tmp_path / "peft"), wanted)
     export_model("merged", base, weights, tmp_path / "merged", base_name=str(base))
     assert torch.allclose(logits(tmp_path / "merged"), wanted, atol=1e-4)
+    (tmp_path / "any").touch()
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "merged").iterdir()}
+    assert set(modes.values()) == {(tmp_path / "any").stat().st_mode}, modes
     for number_type, error in (("f32", 1e-4), ("f16", 0.02), ("q8_0", 0.3)):
         file = tmp_path / f"{number_type}.gguf"
         export_model("gguf", base, weights, file, base_name=str(base), number_type=number_type)

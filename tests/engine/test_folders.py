@@ -71,3 +71,12 @@ def test_reading_a_folder_writes_nothing_to_the_disk(folder, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", refuse)
     assert read_manifest(folder, "text")["kind"] == "text"
+
+
+def test_weights_are_read_by_those_who_read_other_files(tmp_path):
+    def fill(part):
+        (part / "weights.safetensors").touch(mode=0o600)
+
+    (tmp_path / "any").touch()
+    write_folder(tmp_path / "f", {"kind": "weights"}, fill)
+    assert (tmp_path / "f" / "weights.safetensors").stat().st_mode == (tmp_path / "any").stat().st_mode
