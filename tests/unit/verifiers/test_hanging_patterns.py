@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,6 +190,36 @@ def test_a_process_in_which_a_pattern_hangs_can_be_stopped(number):
         process.kill()
         process.communicate()
     assert time.monotonic() - begin < 60 and process.returncode != 0
+
+
+BUSY_BEYOND_ITS_ASKER = """
+import os, sys, threading, time
+from evsys_sdk import patterns
+question = {"pattern": r"(a+)+$", "flags": 0, "text": "a" * 60 + "!", "is_full": False}
+patterns.PATTERN_SECONDS = 600
+worker = patterns._Worker()
+threading.Thread(target=worker.answer, args=(question,), daemon=True).start()
+stat = f"/proc/{worker.process.pid}/stat"
+while int(open(stat).read().rsplit(") ", 1)[1].split()[11]) < 20:  # hundredths of a second of work
+    time.sleep(0.01)
+print(worker.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc; elsewhere the worker's alarm ends it")
+def test_a_busy_worker_ends_with_the_process_that_asked_it():
+    asker = subprocess.Popen([sys.executable, "-c", BUSY_BEYOND_ITS_ASKER], stdout=subprocess.PIPE)
+    try:
+        worker = psutil.Process(int(asker.stdout.readline()))
+    finally:
+        asker.kill()
+        asker.communicate()
+    try:
+        worker.wait(timeout=120)  # its alarm would come after 600 seconds
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
 
 
 @pytest.mark.parametrize(
