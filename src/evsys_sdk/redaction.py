@@ -1,12 +1,12 @@
 """Keys and passwords stay in the process.
 
 In: text on its way out: to a record, a log, the terminal, the wire. Out: the text with `[redacted]` where a secret
-stood. A secret is known by value (environment variables whose names say so, variables that a config names, settings
-whose names say so, headers, passwords and keys in URLs, given in the YAML or by an option) or by shape (`sk-...`,
-`Bearer ...`, `user:password@` or `?sig=...` in a URL). A value is found as it is, as JSON, URLs, HTML and Python write
-it, in base64 and hex, and broken over lines. By value is a substring search, cheap enough for every line; by shape is
-for texts of ours and error messages, not for what a model wrote or a dataset holds, which must come back from the
-record as it was.
+stood. A secret is known by value (variables of the environment and of `.env` whose names say so, variables that a
+config names, settings whose names say so, headers, passwords and keys in URLs, given in the YAML or by an option) or
+by shape (`sk-...`, `Bearer ...`, `user:password@` or `?sig=...` in a URL). A value is found as it is, as JSON, URLs,
+HTML and Python write it, in base64 and hex, and broken over lines. By value is a substring search, cheap enough for
+every line; by shape is for texts of ours and error messages, not for what a model wrote or a dataset holds, which must
+come back from the record as it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import re
 import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -55,6 +56,8 @@ _PART_OF_CONNECTION = re.compile(r"(?i)(?:^|;)\s*[a-z ]*(?:key|password|pwd|secr
 _HEADER_LINE = re.compile(r"(?m)^\s*([A-Za-z0-9-]+)\s*[:=]\s*(.+?)\s*$")
 LONGEST_JSON = 65_536
 """Letters of a setting that is read as JSON, such as the key file of a service account."""
+LONGEST_DOTENV = 65_536
+"""Bytes; a longer `.env` holds no settings."""
 _HEADERS_SETTING = re.compile(r"(?i)(^|_)headers?$")
 _PLAIN_HEADER = re.compile(
     r"(?i)accept(-.*)?|content-.*|user-agent|cache-control|connection|host|origin|referer|date|traceparent"
@@ -160,11 +163,29 @@ class _Known:
             self.by_first, self.longest = by_first, max(map(len, (*self.forms, *self.coded, *self.numbers)))
 
     def refresh(self) -> None:
-        """Take note of the environment as it is now."""
-        found = tuple((name, value) for name, value in os.environ.items() if _SECRET_VARIABLE.search(name))
+        """Take note of the environment as it is now, and of `.env`, which may become part of it at any time."""
+        variables = (*os.environ.items(), *_dotenv())
+        found = tuple((name, value) for name, value in variables if _SECRET_VARIABLE.search(name))
         if found != self.environ:
             self.environ = found
             self.add(value for name, value in found if _looks_secret(name, value))
+
+
+_DOTENV_LINE = re.compile(
+    r"""(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)[ \t]*=[ \t]*"""
+    r"""(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|(.*?)(?:[ \t]+\#.*|[ \t]*)$)"""
+)
+
+
+def _dotenv() -> Iterator[tuple[str, str]]:
+    """The variables of the file `.env` in the working directory: a project's code reads it, or a library of it."""
+    file = Path(".env")
+    try:
+        text = file.read_text(errors="replace") if file.is_file() and file.stat().st_size <= LONGEST_DOTENV else ""
+    except OSError:
+        return
+    for name, *values in _DOTENV_LINE.findall(text):
+        yield name, "".join(values)
 
 
 _known = _Known()
@@ -369,6 +390,11 @@ def is_variable_name(value: str) -> bool:
 def add_secrets(values: Iterable[str | None]) -> None:
     """From now on these values do not leave the process."""
     _known.add(found for value in values if value for found in _secret_values(value))
+
+
+def learn_from_environment() -> None:
+    """Note the secrets that the environment holds now: code of the project may have set variables."""
+    _known.refresh()
 
 
 def learn_from_settings(settings: object, environ: Mapping[str, str] = os.environ) -> None:

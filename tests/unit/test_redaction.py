@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import logging
+import os
 import time
 import unicodedata
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from evsys_sdk.redaction import (
     REDACTED,
     add_secrets,
     is_variable_name,
+    learn_from_environment,
     learn_from_settings,
     learn_from_words,
     redact,
@@ -146,6 +148,32 @@ def test_settings_that_hold_no_key_do_not_become_secrets():
 def test_variables_that_hold_no_secret_are_not_taken_for_one(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert redact_values(f"see {value} here") == f"see {value} here"
+
+
+def test_variables_of_a_dotenv_file_are_known_before_anybody_reads_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(
+        '# ours\nexport SERVICE_API_KEY=plain-value-1\nOTHER_TOKEN = "quoted # value 2"  # said\n'
+        "THIRD_SECRET='single value 3'\r\nDB_PASSWORD=hunter2-value # old\nKEY_OF_MANY=\"first-line-4\nsecond-line\"\n"
+        "LEVEL=debug-level-5\nEMPTY_TOKEN=\nnot a line\n"
+    )
+    said = redact(
+        "plain-value-1, quoted # value 2, single value 3, hunter2-value, first-line-4\nsecond-line, debug-level-5"
+    )
+    assert said == ", ".join([REDACTED] * 5 + ["debug-level-5"])
+
+
+def test_a_dotenv_that_is_no_file_of_settings_is_passed_over(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / ".env")
+    assert redact("plain text") == "plain text"
+
+
+def test_a_variable_that_code_of_the_project_sets_is_known(monkeypatch):
+    redact("what is known is looked up here")
+    monkeypatch.setenv("SET_LATER_TOKEN", "value-of-later-1")
+    learn_from_environment()
+    assert redact("value-of-later-1") == REDACTED
 
 
 def test_settings_and_the_command_line_name_secrets(monkeypatch):

@@ -22,6 +22,7 @@ from evsys_sdk.config.yaml_io import ConfigSource, source_of
 from evsys_sdk.constants import WORKSPACE_DIR
 from evsys_sdk.errors import FOREIGN, ConfigError, EvsysError, Problem
 from evsys_sdk.logs import get_logger
+from evsys_sdk.redaction import learn_from_environment
 
 # Where a project begins.
 #
@@ -97,6 +98,7 @@ def import_extensions(config: ExperimentConfig) -> None:
         except FOREIGN as exc:
             get_logger(__name__).debug("import of %s failed\n%s", name, traceback.format_exc())
             problems.append(Problem(path=f"imports[{index}]", value=name, message=_why(name, exc, folders)))
+    learn_from_environment()
     if problems:
         raise ConfigError(source.label, [source.located(p) for p in problems])
 
