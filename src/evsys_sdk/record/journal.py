@@ -302,7 +302,8 @@ class JournalledRollouts:
 
 
 def _key(task_id: str, sample: int) -> str:
-    return f"{task_id}{_BETWEEN}{sample}"
+    # An id from a dataset may hold half a surrogate pair, which SQLite does not take.
+    return f"{task_id.encode(errors='backslashreplace').decode()}{_BETWEEN}{sample}"
 
 
 def to_data_without(result: EvalResult, kept: JournalledRollouts) -> dict[str, object]:

@@ -26,6 +26,12 @@ def test_another_process_finds_what_was_finished_token_for_token(journal):
     assert again.find("a", 0) == rollout() and again.find("a", 1) is None and again.find("b", 0) is None
 
 
+def test_an_id_with_half_a_surrogate_pair_is_found_again(journal):
+    JournalledRollouts(journal, "val").add("red \ud83d", 0, rollout("red \ud83d"))
+    again = JournalledRollouts(journal, "val")
+    assert again.find("red \ud83d", 0) == rollout("red \ud83d") and again.find("red \ude00", 0) is None
+
+
 def test_the_rollouts_of_another_evaluation_are_not_its_own(journal):
     JournalledRollouts(journal, "val/colours/5").add("a", 0, rollout())
     for other in ("val/colours/50", "val/colours", "test/colours/5"):
