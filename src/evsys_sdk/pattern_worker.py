@@ -6,17 +6,22 @@ the process that asks, without evsys_sdk and without site-packages.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+import select
 import signal
 import sys
 
 
 def main() -> None:
     """Until stdin ends."""
+    fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, os.getpid())
     for line in sys.stdin:
         asked = json.loads(line)
-        # By the kernel, whatever this process is doing: also when the process that asked was killed and cannot do it.
+        # Both by the kernel, whatever this process is doing: also when the process that asked was killed and cannot.
+        end_with_stdin(True)
         signal.setitimer(signal.ITIMER_REAL, asked["seconds"])
         try:
             compiled = re.compile(asked["pattern"], asked["flags"])
@@ -25,7 +30,20 @@ def main() -> None:
         except (re.error, RecursionError, OverflowError, MemoryError) as exc:
             answer = {"error": f"{type(exc).__name__}: {exc}"}
         signal.setitimer(signal.ITIMER_REAL, 0)
+        end_with_stdin(False)
         print(json.dumps(answer), flush=True)
+
+
+def end_with_stdin(is_on: bool) -> None:
+    """Let SIGIO, which ends a process, come when stdin does: its writer has gone. A further question would bring it
+    too, but none is asked before the answer to this one."""
+    flags = fcntl.fcntl(sys.stdin, fcntl.F_GETFL)
+    fcntl.fcntl(sys.stdin, fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
+    if is_on:
+        poll = select.poll()
+        poll.register(sys.stdin, 0)
+        if poll.poll(0):  # it had gone before
+            sys.exit()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,12 +177,15 @@ run_verifier("regex_match", "a" * 60 + "!", r"(a+)+$", {})
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_process_in_which_a_pattern_hangs_can_be_stopped(number):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_process_in_which_a_pattern_hangs_can_be_stopped_and_its_worker_ends_with_it(number):
     process = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    workers = []
     try:
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.3)
+        while not any(worker.cpu_times().user > 0.2 for worker in workers):  # it is at its match
+            time.sleep(0.01)
+            workers = psutil.Process(process.pid).children()
         begin = time.monotonic()
         os.kill(process.pid, number)
         process.communicate(timeout=300)
@@ -189,6 +193,8 @@ def test_a_process_in_which_a_pattern_hangs_can_be_stopped(number):
         process.kill()
         process.communicate()
     assert time.monotonic() - begin < 60 and process.returncode != 0
+    _, alive = psutil.wait_procs(workers, timeout=60)  # its own alarm would end it after 600 s
+    assert not alive
 
 
 @pytest.mark.parametrize(
