@@ -13,15 +13,16 @@ import re
 import select
 import signal
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
     """Until stdin ends."""
-    fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, os.getpid())
+    with suppress(OSError):  # where a pipe cannot do it the alarm remains
+        _end_with_the_asker()
     for line in sys.stdin:
         asked = json.loads(line)
-        # Both by the kernel, whatever this process is doing: also when the process that asked was killed and cannot.
-        end_with_stdin(True)
+        # By the kernel, whatever this process is doing: also when the process that asked was killed and cannot do it.
         signal.setitimer(signal.ITIMER_REAL, asked["seconds"])
         try:
             compiled = re.compile(asked["pattern"], asked["flags"])
@@ -30,20 +31,21 @@ def main() -> None:
         except (re.error, RecursionError, OverflowError, MemoryError) as exc:
             answer = {"error": f"{type(exc).__name__}: {exc}"}
         signal.setitimer(signal.ITIMER_REAL, 0)
-        end_with_stdin(False)
         print(json.dumps(answer), flush=True)
 
 
-def end_with_stdin(is_on: bool) -> None:
-    """Let SIGIO, which ends a process, come when stdin does: its writer has gone. A further question would bring it
-    too, but none is asked before the answer to this one."""
-    flags = fcntl.fcntl(sys.stdin, fcntl.F_GETFL)
-    fcntl.fcntl(sys.stdin, fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
-    if is_on:
-        poll = select.poll()
-        poll.register(sys.stdin, 0)
-        if poll.poll(0):  # it had gone before
-            sys.exit()
+def _end_with_the_asker() -> None:
+    """Have the kernel end this process as soon as the other end of stderr, a pipe that is never read, is closed.
+
+    A match cannot be interrupted by anything in Python, and PR_SET_PDEATHSIG would go by the thread that asked first.
+    """
+    pipe = sys.stderr.fileno()
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO, which ends a process
+    watch = select.poll()
+    watch.register(pipe, 0)
+    if watch.poll(0):  # it was gone before
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

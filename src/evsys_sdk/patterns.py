@@ -237,7 +237,8 @@ class _Worker:
             # -I -S: neither PYTHON* variables nor site-packages nor this folder, with its `format` and `logs`, are
             # looked at.
             [sys.executable, "-I", "-S", script],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            # Nothing reads stderr: that its other end is gone tells the worker that this process has ended.
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             # A Ctrl-C in the terminal goes to the whole process group, of which the worker is then no part.
             encoding="utf-8", start_new_session=True,
         )  # fmt: skip
@@ -260,7 +261,7 @@ class _Worker:
     def _exchange(self, question: dict[str, object], said: list[str]) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
-            # The worker's own alarm is later than our limit: it only counts where this process is gone.
+            # The worker's own alarm is later than our limit: it only counts where this process is gone unnoticed.
             self.process.stdin.write(json.dumps({**question, "seconds": PATTERN_SECONDS + 1}) + "\n")
             self.process.stdin.flush()
             said.append(self.process.stdout.readline())

@@ -63,7 +63,7 @@ class TrackingCallback:
             self._trackers[ctx.run_id], self._steps[ctx.run_id] = tracker, 0
         hypothesis = getattr(getattr(ctx.config, "metadata", None), "hypothesis", "")
         if hypothesis:
-            tracker.note("hypothesis", str(hypothesis))
+            tracker.note("hypothesis", told(hypothesis))
 
     def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
         if total_steps is not None:
@@ -108,7 +108,7 @@ class TrackingCallback:
     def _note(self, ctx: RunContext, name: str, text: str) -> None:
         tracker = self._trackers.get(ctx.run_id)
         if tracker is not None:
-            tracker.note(name, visible(redact(text)))
+            tracker.note(name, told(text))
 
     def _end(self, run_id: str, result: RunResult | None) -> None:
         with self._lock:
@@ -118,9 +118,22 @@ class TrackingCallback:
             tracker.end(result)
 
 
+def told(text: object) -> str:
+    """What a tracker gets of a text: no secrets, and control characters as text."""
+    return visible(redact(str(text)))
+
+
+def experiment_name(ctx: RunContext) -> str:
+    return told(ctx.config.name)
+
+
 def run_name(ctx: RunContext) -> str:
     """The run's name within its experiment."""
-    return str(ctx.extras.get("run_name") or ctx.run_id.rpartition("/")[2])
+    return told(ctx.extras.get("run_name") or ctx.run_id.rpartition("/")[2])
+
+
+def tags_of(ctx: RunContext) -> list[str]:
+    return [told(tag) for tag in ctx.extras.get("tags", [])]
 
 
 def group_name(ctx: RunContext) -> str:
@@ -215,13 +228,13 @@ class WandbLogger(TrackingCallback):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with error_boundary(EvsysError, "wandb.init"):
             run = self._wandb.init(
-                project=self.cfg.project or re.sub(r"[/\\#?%:]", "-", str(ctx.config.name)),
+                project=self.cfg.project or re.sub(r"[/\\#?%:]", "-", experiment_name(ctx)),
                 entity=self.cfg.entity,
                 mode=self.cfg.mode,
                 name=run_name(ctx),
                 group=group_name(ctx),
-                tags=list(dict.fromkeys([*self.cfg.tags, *ctx.extras.get("tags", [])])),
-                config={**settings_of(ctx), "experiment": str(ctx.config.name), "run_dir": str(ctx.output_dir)},
+                tags=list(dict.fromkeys([*self.cfg.tags, *tags_of(ctx)])),
+                config={**settings_of(ctx), "experiment": experiment_name(ctx), "run_dir": str(ctx.output_dir)},
                 dir=str(folder.parent),  # wandb makes the folder `wandb` in it
                 reinit="create_new",  # arms run at the same time
                 settings=self._wandb.Settings(silent=True, console="off"),
@@ -287,7 +300,7 @@ class MlflowLogger(TrackingCallback):
         is_folder = uri.startswith("file:") or "://" not in uri or Path(uri).is_dir()
         if is_folder:  # MLflow 3 refuses a folder unless this is set
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        client, name = MlflowClient(tracking_uri=uri), self.cfg.experiment or str(ctx.config.name)
+        client, name = MlflowClient(tracking_uri=uri), self.cfg.experiment or experiment_name(ctx)
         found = client.get_experiment_by_name(name)
         artifacts = (folder / "mlflow_artifacts").as_uri() if uri.startswith("sqlite:") else None
         self._experiment_id = found.experiment_id if found else client.create_experiment(name, artifacts)
@@ -296,7 +309,7 @@ class MlflowLogger(TrackingCallback):
     def _create_run(self, ctx: RunContext) -> str:
         tags = {"evsys.run_id": ctx.run_id, "evsys.run_dir": str(ctx.output_dir.absolute())}
         tags |= {"evsys.arm": group_name(ctx), "evsys.attempt": str(attempt_number(ctx))}
-        tags |= {"evsys.tags": ", ".join(map(str, ctx.extras["tags"]))} if ctx.extras.get("tags") else {}
+        tags |= {"evsys.tags": ", ".join(tags_of(ctx))} if tags_of(ctx) else {}
         run = self._client.create_run(self._experiment_id, run_name=run_name(ctx), tags=tags)
         return str(run.info.run_id)
 
@@ -313,7 +326,7 @@ class MlflowLogger(TrackingCallback):
         conclusion = getattr(self._experiment, "conclusion", None)
         if self._client is not None and conclusion is not None:
             self._client.set_experiment_tag(
-                self._experiment_id, "evsys.conclusion", visible(redact(conclusion.text))[:LONGEST_TAG]
+                self._experiment_id, "evsys.conclusion", told(conclusion.text)[:LONGEST_TAG]
             )
 
 
@@ -356,4 +369,4 @@ def mlflow_name(name: str) -> str:
 
 
 def _end_text(result: RunResult) -> str:
-    return visible(redact(f"{result.status}: {result.error}")) if result.error else result.status
+    return told(f"{result.status}: {result.error}") if result.error else result.status

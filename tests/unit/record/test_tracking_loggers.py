@@ -158,6 +158,40 @@ def test_wandb_is_told_every_number_once_and_at_its_step(wandb: StandInWandb, ma
     assert (run.summary["status"], run.ended) == ("completed", 0)
 
 
+SECRET = "sk-proj-Abc123def456ghi789"
+
+
+def tell_secrets(kind: str, make_ctx: MakeCtx) -> None:
+    """A run whose every text holds a key."""
+    ctx = make_ctx(run_id="r0", run_name=f"arm {SECRET}", tags=[SECRET], run_config={"note": "plain"})
+    ctx.config = SimpleNamespace(
+        name=f"lab {SECRET}", metadata=SimpleNamespace(hypothesis=f"{SECRET} \x1b[2J works"), conclusion=None
+    )
+    told = build(kind)
+    told.on_experiment_start(SimpleNamespace(conclusion=SimpleNamespace(text=f"learned with {SECRET}")))
+    told.on_run_start(ctx)
+    told.on_checkpoint(ctx, 1, f"http://ann:pa55word@127.0.0.1/{SECRET}")
+    told.on_eval(ctx, EvalResult(name="tools", split="val", scores=[], error=f"401 for {SECRET}"))
+    result = RunResult(run_id="r0", status="failed", error=f"refused {SECRET}")
+    told.on_run_end(ctx, result)
+    told.on_experiment_end([result])
+
+
+def test_no_key_is_told_to_wandb(wandb: StandInWandb, make_ctx: MakeCtx) -> None:
+    tell_secrets("wandb_logger", make_ctx)
+    [run] = wandb.runs
+    told = f"{run.given} {run.rows} {run.summary}"
+    assert SECRET not in told and "pa55word" not in told and "\\x1b" not in told
+    assert run.summary["hypothesis"] == "[redacted] \\u001b[2J works"
+
+
+def test_no_key_is_told_to_mlflow(mlflow: StandInMlflow, make_ctx: MakeCtx) -> None:
+    tell_secrets("mlflow_logger", make_ctx)
+    [run] = mlflow.runs
+    told = f"{run.info} {run.tags} {run.params} {mlflow.experiments}"
+    assert SECRET not in told and "pa55word" not in told and "\\x1b" not in told
+
+
 def test_a_run_that_failed_ends_as_one_in_wandb(wandb: StandInWandb, make_ctx: MakeCtx) -> None:
     play(build("wandb_logger"), make_ctx("exp/r"), status="failed")
     assert (wandb.runs[0].summary["status"], wandb.runs[0].ended) == ("failed: x", 1)
