@@ -335,8 +335,8 @@ def scores_table(facts: PageFacts) -> PageTable:
             cells.append(text if scores else "-")
         table.append(cells)
     note = (
-        "Means over the completed seeds, of the final weights, with 95 % intervals: over tasks and seeds for the metric "
-        "that arms are judged by, over tasks alone for the others."
+        "Means over the completed seeds, of the final weights, with 95 % intervals: over tasks and seeds for the "
+        "metric that arms are judged by, over tasks alone for the others."
     )
     return PageTable(head=["", *keys], rows=table, note=note)
 
