@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _end_with_the_asker() -> None:
-    """Have the kernel end this process as soon as nobody holds the other end of stderr, a pipe that nobody reads.
+    """Have the kernel end this process as soon as the other end of stderr, a pipe that is never read, is closed.
 
     A match cannot be interrupted by anything in Python, and PR_SET_PDEATHSIG would go by the thread that asked first.
     """

@@ -12,7 +12,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -35,6 +34,7 @@ from evsys_sdk.format import score_text
 from evsys_sdk.history.digest import LEAKAGE, ArmDigest, Digest, digest_of, flatten, split_settings
 from evsys_sdk.protocols import Score
 from evsys_sdk.record.models import ExperimentRecord
+from evsys_sdk.report.page import interval_over_seeds
 from evsys_sdk.report.recorded import hypothesis_words, recorded_verdict
 from evsys_sdk.report.setup import setup_of
 from evsys_sdk.report.svg import forest_svg, plan_forest
@@ -210,12 +210,8 @@ def score_table(digest: Digest, record: ExperimentRecord | None) -> ScoreTable:
             marks = [mark for table in (arm.error_marks, arm.training_marks) if (mark := table.get(key))]
             low, high = arm.low, arm.high
             if key not in digest.measured:
-                # The record judges arms by the success metric alone. Of other scores it has each seed's interval over
-                # tasks; their mean is as wide as one seed's, since all seeds answered the same tasks.
-                seeds = [(one.low, one.high) for run in completed if (one := run.last_score(key)) is not None]
-                known = [(below, above) for below, above in seeds if below is not None and above is not None]
-                low = fmean(below for below, _ in known) if known and len(known) == len(seeds) else None
-                high = fmean(above for _, above in known) if known and len(known) == len(seeds) else None
+                # The record judges arms by the success metric alone. Of other scores it has each seed's interval.
+                low, high = interval_over_seeds([one for run in completed if (one := run.last_score(key)) is not None])
             cells.append(score_text(arm.metrics[key], low, high, marks=marks))
         rows.append((arm.arm, cells))
     return ScoreTable(keys=keys, rows=rows if keys else [])

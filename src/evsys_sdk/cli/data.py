@@ -252,9 +252,7 @@ class PreviewBlock:
 @click.option("-n", "count", type=POSITIVE, default=5, metavar="N", help="how many rows (default 5)")
 @click.option("--run", "run_name", metavar="NAME", help="which run of the config (default: the first)")
 @click.option("--raw", is_flag=True, help="before the transforms")
-@click.option(
-    "--tokens", is_flag=True, help="as the model sees them, [[learnt]] tokens marked; opens the model"
-)
+@click.option("--tokens", is_flag=True, help="as the model sees them, [[learnt]] tokens marked; opens the model")
 @click.option("--benchmark", is_flag=True, help="look for an id or name among the benchmarks only")
 @workspace_options
 def preview(

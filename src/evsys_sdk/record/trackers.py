@@ -63,7 +63,7 @@ class TrackingCallback:
             self._trackers[ctx.run_id], self._steps[ctx.run_id] = tracker, 0
         hypothesis = getattr(getattr(ctx.config, "metadata", None), "hypothesis", "")
         if hypothesis:
-            tracker.note("hypothesis", told(hypothesis))
+            tracker.note("hypothesis", clean_text(hypothesis))
 
     def on_train_start(self, ctx: RunContext, total_steps: int | None) -> None:
         if total_steps is not None:
@@ -108,7 +108,7 @@ class TrackingCallback:
     def _note(self, ctx: RunContext, name: str, text: str) -> None:
         tracker = self._trackers.get(ctx.run_id)
         if tracker is not None:
-            tracker.note(name, told(text))
+            tracker.note(name, clean_text(text))
 
     def _end(self, run_id: str, result: RunResult | None) -> None:
         with self._lock:
@@ -118,22 +118,22 @@ class TrackingCallback:
             tracker.end(result)
 
 
-def told(text: object) -> str:
+def clean_text(text: object) -> str:
     """What a tracker gets of a text: no secrets, and control characters as text."""
     return visible(redact(str(text)))
 
 
 def experiment_name(ctx: RunContext) -> str:
-    return told(ctx.config.name)
+    return clean_text(ctx.config.name)
 
 
 def run_name(ctx: RunContext) -> str:
     """The run's name within its experiment."""
-    return told(ctx.extras.get("run_name") or ctx.run_id.rpartition("/")[2])
+    return clean_text(ctx.extras.get("run_name") or ctx.run_id.rpartition("/")[2])
 
 
 def tags_of(ctx: RunContext) -> list[str]:
-    return [told(tag) for tag in ctx.extras.get("tags", [])]
+    return [clean_text(tag) for tag in ctx.extras.get("tags", [])]
 
 
 def group_name(ctx: RunContext) -> str:
@@ -326,7 +326,7 @@ class MlflowLogger(TrackingCallback):
         conclusion = getattr(self._experiment, "conclusion", None)
         if self._client is not None and conclusion is not None:
             self._client.set_experiment_tag(
-                self._experiment_id, "evsys.conclusion", told(conclusion.text)[:LONGEST_TAG]
+                self._experiment_id, "evsys.conclusion", clean_text(conclusion.text)[:LONGEST_TAG]
             )
 
 
@@ -369,4 +369,4 @@ def mlflow_name(name: str) -> str:
 
 
 def _end_text(result: RunResult) -> str:
-    return told(f"{result.status}: {result.error}") if result.error else result.status
+    return clean_text(f"{result.status}: {result.error}") if result.error else result.status

@@ -310,14 +310,23 @@ def scores_table(facts: PageFacts) -> PageTable:
                 rows.setdefault(arm, {}).setdefault(key, []).append(score)
     rows = {name: found for name, found in rows.items() if found}
     keys = sorted({key for found in rows.values() for key in found}, reverse=True)  # validation before test
+    judged_by = score_keys(facts.arms, facts.conclusion.metric) if facts.conclusion.metric else []
     table = []
     for name, found in rows.items():
         cells = [START if name == UNTRAINED and facts.before == START else name]
+        judged = facts.judged(name)
         for key in keys:
             scores = found.get(key, [])
             values = [score.value for score in scores if score.value is not None]
+            mean = fmean(values) if values else None
+            low, high = interval_over_seeds(scores)
+            if judged and key in judged_by and judged.mean is not None and mean is not None:
+                # Over tasks and seeds. A mean that differs is over other seeds, and the interval is not its own.
+                low, high = (judged.low, judged.high) if shown(judged.mean) == shown(mean) else (low, high)
             text = score_text(
-                fmean(values) if values else None,
+                mean,
+                low,
+                high,
                 unit=next((score.unit for score in scores), ""),
                 marks=[marks.get((name, key), "")],
                 n_errors=sum(score.n_errors for score in scores),  # of all seeds
@@ -325,8 +334,20 @@ def scores_table(facts: PageFacts) -> PageTable:
             )
             cells.append(text if scores else "-")
         table.append(cells)
-    note = "Means over the completed seeds, of the final weights. The intervals are in the table of arms."
+    note = (
+        "Means over the completed seeds, of the final weights, with 95 % intervals: over tasks and seeds for the "
+        "metric that arms are judged by, over tasks alone for the others."
+    )
     return PageTable(head=["", *keys], rows=table, note=note)
+
+
+def interval_over_seeds(scores: Sequence[Score]) -> tuple[float | None, float | None]:
+    """The mean of the seeds' intervals over tasks, which is as wide as one seed's: all seeds answered the same tasks.
+    None where a seed has no interval."""
+    ends = [(score.low, score.high) for score in scores if score.low is not None and score.high is not None]
+    if not ends or len(ends) < len(scores):
+        return None, None
+    return fmean(low for low, _ in ends), fmean(high for _, high in ends)
 
 
 def failure_texts(facts: PageFacts) -> list[str]:

@@ -284,7 +284,10 @@ def test_the_page_names_what_the_experiment_was_made_of(tmp_path: Path) -> None:
 
 def test_the_page_shows_test_and_untrained_scores_with_their_errors(tmp_path: Path) -> None:
     def scored(value: float | None, split: str, step: int | None = None, errors: int = 0) -> EvalResult:
-        score = Score(metric="pass@1", value=value, n_tasks=20, n_rollouts=20, n_errors=errors)
+        low, high = (None, None) if value is None else (value - 0.1, value + 0.1)
+        score = Score(
+            metric="pass@1", value=value, low=low, high=high, n_tasks=20, n_rollouts=20, n_errors=errors
+        )  # fmt: skip
         return EvalResult(name="tools", split=split, step=step, scores=[score])
 
     first = [scored(0.1, "val", 0), scored(0.5, "val", 5), scored(0.2, "val"), scored(0.3, "test")]
@@ -299,9 +302,9 @@ def test_the_page_shows_test_and_untrained_scores_with_their_errors(tmp_path: Pa
     assert lines[start + 2 : start + 7] == [
         "|  | val/tools/pass@1 | test/tools/pass@1 |",
         "| --- | --- | --- |",
-        "| untrained | 0.100 | - |",
-        "| base | 0.300, 3 of 40 rollouts errored | 0.300 |",
-        "| new\\|er | 0.900 | - |",
+        "| untrained | 0.100 [0.000, 0.200] | - |",
+        "| base | 0.300 [0.200, 0.400], 3 of 40 rollouts errored | 0.300 |",  # a seed has no test score
+        "| new\\|er | 0.900 [0.767, 0.961] | - |",
     ]
 
 
