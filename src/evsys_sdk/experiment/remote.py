@@ -18,11 +18,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evsys_sdk.config.load import plain
 from evsys_sdk.config.project import import_extensions
 from evsys_sdk.errors import Cancelled, EvsysError, RunLocked
 from evsys_sdk.protocols import RunContext, RunResult
 from evsys_sdk.record.callbacks import HOOKS, RunHooks
 from evsys_sdk.record.journal import Journal, RunJournal
+from evsys_sdk.redaction import learn_from_settings
 from evsys_sdk.run.stop import StopFlag
 
 if TYPE_CHECKING:
@@ -211,6 +213,7 @@ def execute_remote(
                 f"{where} does not see {spec.journal.parent.absolute()}: runs on other machines need an output_dir "
                 "on a disk that all of them share"
             )
+        learn_from_settings(plain(plan.experiment))
         import_extensions(plan.experiment)
         result = None
         while result is None:

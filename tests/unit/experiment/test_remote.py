@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 
+from evsys_sdk import redaction
 from evsys_sdk.config.load import parse_config
 from evsys_sdk.config.yaml_io import Document
 from evsys_sdk.errors import Cancelled, EvsysError, RunLocked
@@ -85,6 +86,21 @@ def experiment(folder: Path, launcher: str, **top):
     }
     data = {"name": "e", "output_dir": str(folder), "run": run, "launcher": {"kind": launcher}, **top}
     return Experiment(parse_config(Document(label="config", data=data), folder=folder))
+
+
+@launchers.register("in_another_process")
+class ForgetfulLauncher(ThreadLauncher):
+    """What this process knows of secrets the worker's does not."""
+
+    def execute(self, plan) -> RunResult:
+        redaction._known = redaction._Known()
+        return super().execute(plan)
+
+
+def test_a_worker_knows_the_secrets_of_the_config(tmp_path, monkeypatch):
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    experiment(tmp_path, "in_another_process", metadata={"api_key": "quite-plain-value-4711"}).run()
+    assert redaction.redact("401 for quite-plain-value-4711") == "401 for [redacted]"
 
 
 class Watcher:
