@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -271,3 +273,179 @@ def test_an_ablation_says_which_of_two_changes_did_it(lab):
     ablation = json.loads(lab.evsys("show", "hello_sft-ablation", "--json", check=True).stdout)
     reused = [run["run_id"].split("/")[1] for run in ablation["record_data"]["runs"] if run["reused_from"]]
     assert reused == ["all__s42", "all__s43", "none__s42", "none__s43"]
+
+
+ENDS_ITSELF = '''
+"""A model that answers from a list, notes of what is asked and trained, and a research that ends itself. END_AT is
+"before 5" (done, but not yet line 5 of the journal), "after 5", "trained 5" (in the first step that is trained with 5
+lines in the journal) or "asked 2" (while it is asked with 2 trials behind it)."""
+import json
+import os
+import signal
+from pathlib import Path
+
+from evsys_sdk.config.base import Params
+from evsys_sdk.record.log_stores import JsonlLogStore
+from evsys_sdk.registry import register_inference
+from evsys_sdk.research.journal import ResearchJournal
+
+HERE = Path(__file__).parent
+MOMENT, _, LINE = os.environ.get("END_AT", "").partition(" ")
+add, log_metrics = ResearchJournal.add, JsonlLogStore.log_metrics
+
+
+def note(file, *what):
+    with open(HERE / file, "a") as stream:
+        print(json.dumps(what), file=stream)
+
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def add_and_end(journal, key, outcome):
+    line = "" if key in journal.outcomes else str(len(journal.outcomes) + 1)
+    if (MOMENT, LINE) == ("before", line):
+        end()
+    found = add(journal, key, outcome)
+    if (MOMENT, LINE) == ("after", line):
+        end()
+    return found
+
+
+def log_and_note(store, metrics, step):
+    log_metrics(store, metrics, step)
+    note("trained.jsonl", str(store.cfg.log_dir), step, sorted(metrics))
+    journal = HERE / "outputs/hello_sft.research/journal.jsonl"
+    if MOMENT == "trained" and journal.read_bytes().count(b"\\n") == int(LINE):
+        end()
+
+
+ResearchJournal.add, JsonlLogStore.log_metrics = add_and_end, log_and_note
+
+
+@register_inference("listed")
+class Listed:
+    class Config(Params):
+        pass
+
+    def __init__(self, **params):
+        self.cfg = self.Config(**params)
+
+    def generate(self, *, prompt, max_tokens, temperature=1.0, stop=None):
+        past = prompt[0]["content"].count("- trial ")
+        note("asked.jsonl", past, len(prompt))
+        if (MOMENT, LINE) == ("asked", str(past)):
+            end()
+        return json.dumps(json.loads((HERE / "ideas.json").read_text())[past])
+'''
+AGENT = """
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+home, past = Path(__file__).parent, sys.stdin.read().count("- trial ")
+with open(home / "asked.jsonl", "a") as stream:
+    print(json.dumps([past, 1]), file=stream)
+if os.environ.get("END_AT") == f"asked {past}":
+    os.kill(os.getppid(), signal.SIGKILL)
+Path("proposal.json").write_text(json.dumps(json.loads((home / "ideas.json").read_text())[past]))
+"""
+
+
+@pytest.fixture
+def asked_lab(lab):
+    """A lab with a model and an agent that answer from a list and write down what they are asked."""
+    (lab.root / "ends_itself.py").write_text(ENDS_ITSELF)
+    (lab.root / "agent.py").write_text(AGENT)
+    (lab.root / "ideas.json").write_text(json.dumps([IDEAS[0], IDEAS[2], IDEAS[1], IDEAS[5], IDEAS[5]]))
+    return lab
+
+
+def proposer_config(lab, kind, trials):
+    params = {
+        "evolve": {},
+        "llm": {"inference": {"kind": "listed"}},
+        "command": {"argv": [sys.executable, str(lab.root / "agent.py")], "environment": ["END_AT"]},
+    }[kind]
+    path = config(lab, budget={"trials": trials}, final_repeats=1, proposers=[{"kind": kind, "params": params}])
+    path.write_text(path.read_text() + "imports: [ends_itself]\n")
+    return path
+
+
+def notes(lab, file):
+    path = lab.root / file
+    return Counter(path.read_text().splitlines()) if path.exists() else Counter()
+
+
+def journal_of(lab):
+    """Every line of the journal without clock readings."""
+
+    def timeless(value):
+        if isinstance(value, dict):
+            return {key: timeless(inner) for key, inner in value.items() if key not in ("at", "seconds")}
+        if isinstance(value, list):
+            return [timeless(inner) for inner in value]
+        return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+", "<time>", value) if isinstance(value, str) else value
+
+    journal = lab.root / "outputs/hello_sft.research/journal.jsonl"
+    return [timeless(json.loads(line)) for line in journal.read_text().splitlines()]
+
+
+def runs_of(lab):
+    """Every run on disk, with its seed and scores."""
+    folder = lab.root / "outputs/hello_sft.research"
+    found = {path: json.loads(path.read_text()) for path in folder.rglob("run_result.json")}
+    return {str(path.relative_to(folder)): (run["seed"], run["metrics"]) for path, run in found.items()}
+
+
+def research_with_kills(lab, path, choose):
+    """A research without a kill, then one that is killed at each of the moments that `choose` names of its keys."""
+    undisturbed = decisions(research(lab, path))
+    journal, runs = journal_of(lab), runs_of(lab)
+    asked, trained = notes(lab, "asked.jsonl"), notes(lab, "trained.jsonl")
+    for name in ("outputs", "asked.jsonl", "trained.jsonl"):
+        if (lab.root / name).exists():
+            (lab.root / name).rename(lab.root / f"undisturbed_{name}")
+    moments = choose([line["key"] for line in journal])
+    for moment in moments:
+        done = lab.evsys("research", path, "--json", "--quiet", END_AT=moment)
+        assert done.returncode == -signal.SIGKILL, f"{moment}: {done.stderr}"
+    assert decisions(research(lab, path)) == undisturbed
+    assert journal_of(lab) == journal and runs_of(lab) == runs
+    # Only what was under way at a kill was begun again: a question without an answer, a step that was not noted.
+    again = notes(lab, "asked.jsonl") - asked
+    assert not asked - notes(lab, "asked.jsonl") and again.total() == sum("asked" in moment for moment in moments)
+    again = notes(lab, "trained.jsonl") - trained
+    assert not trained - notes(lab, "trained.jsonl")
+    assert again.total() <= sum("trained" in moment for moment in moments)
+
+
+@pytest.mark.parametrize("kind", ["evolve", "llm", "command"])
+def test_a_kill_changes_nothing_for_any_proposer(asked_lab, kind):
+    def choose(keys):
+        asked = f"after {keys.index('ask 1') + 1}" if kind == "evolve" else "asked 0"
+        *_, last = [n for n, key in enumerate(keys) if key.startswith("measurement")]
+        return [asked, f"trained {last}"]
+
+    research_with_kills(asked_lab, proposer_config(asked_lab, kind, trials=3), choose)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["evolve", "llm", "command"])
+def test_a_kill_at_every_line_of_the_journal_changes_nothing(asked_lab, kind):
+    def choose(keys):
+        moments, past = [], 0
+        for n, key in enumerate(keys, 1):
+            if key.startswith("ask"):
+                moments += [] if kind == "evolve" else [f"asked {past}"]
+                past += 1
+            else:
+                trains = key.startswith(("measurement", "final"))
+                moments += [f"trained {n - 1}"] * trains + [f"before {n}"]
+            moments.append(f"after {n}")
+        return moments
+
+    research_with_kills(asked_lab, proposer_config(asked_lab, kind, trials=4), choose)
