@@ -138,6 +138,14 @@ class Scenario(PolicyAgent):
     async def always_lost(self, context):
         raise ConnectionResetError("gone")
 
+    async def lost_in_a_group(self, context):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.always_lost(context))
+            group.create_task(self.always_lost(context))
+
+    async def mistaken_in_a_group(self, context):
+        raise ExceptionGroup("two tools", [ConnectionResetError("gone"), ValueError("a slip")])
+
     async def swallows(self, context):
         try:
             await self.ok(context)
@@ -153,6 +161,10 @@ class Scenario(PolicyAgent):
 
     async def user_stops(self, context):
         raise Cancelled("ctrl-c")
+
+    async def user_stops_a_group(self, context):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.user_stops(context))
 
     def populate_context_post_run(self, context):
         if self.scenario == "tells_later":
@@ -284,6 +296,12 @@ SCENARIOS = {
     "lost for good": (
         "always_lost", {}, Expected("infra_error", "ConnectionResetError", None, [], 3, [*ACTED, "end"] * 3),
     ),
+    "tools used side by side are lost": (
+        "lost_in_a_group", {}, Expected("infra_error", "ConnectionResetError", None, [], 3, [*ACTED, "end"] * 3),
+    ),
+    "one of two tools is lost, and the other is the agent's mistake": (
+        "mistaken_in_a_group", {}, Expected("agent_error", "ExceptionGroup", None, [], events=[*ACTED, "end"]),
+    ),
     "a timeout is not retried": ("inner_timeout", {"retries": 5}, Expected("timeout", "AgentTimeoutError")),
     "the sampler times out once": ("ok", {"script": lost_first(TimeoutError("slow"))}, Expected()),
     "the sampler times out for good": (
@@ -337,9 +355,10 @@ async def test_cancelling_stops_the_agent_and_says_so(scenario, lane):
 
 
 @pytest.mark.parametrize("lane", LANES)
-async def test_a_user_who_stops_the_run_is_not_a_status(lane):
+@pytest.mark.parametrize("scenario", ["user_stops", "user_stops_a_group"])
+async def test_a_user_who_stops_the_run_is_not_a_status(scenario, lane):
     with pytest.raises(Cancelled):
-        await World(lane).play("user_stops")
+        await World(lane).play(scenario)
 
 
 @pytest.mark.parametrize("lane", LANES)

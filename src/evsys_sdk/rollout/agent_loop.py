@@ -40,6 +40,7 @@ from evsys_sdk.rollout.trial import (
     Scratch,
     TrialFailure,
     TrialJob,
+    cause_of_group,
     is_being_cancelled,
     is_retried,
     own_timeout,
@@ -140,6 +141,8 @@ class _Try:
         try:
             work = agent.run(instruction=asked, environment=no_environment(), context=self.context)
             await _within(work, seconds, AgentTimeoutError, "Agent execution")
+        except BaseExceptionGroup as group:
+            raise cause_of_group(group) or group from None
         finally:
             await self._emit("agent-end")
             if policy.failure is not None and not is_being_cancelled():  # whatever the agent made of it

@@ -36,6 +36,7 @@ from evsys_sdk.rollout.trial import (
     Scratch,
     TrialFailure,
     TrialJob,
+    cause_of_group,
     is_being_cancelled,
     own_timeout,
     turns_of,
@@ -147,6 +148,8 @@ class _Work:
         if lost and not is_being_cancelled():
             self.agent_failed = True
             raise BackendUnavailable(self.job.policy.failure)  # whatever the agent made of it
+        if event.event is TrialEvent.AGENT_END and self.agent_failed and (cause := cause_of_group(sys.exception())):
+            raise cause  # harbor would keep no more of it than `ExceptionGroup`
 
     def _answer(self, result: TrialResult) -> str:
         policy = self.job.policy

@@ -205,6 +205,22 @@ def is_retried(failure: TrialFailure | None) -> bool:
     return failure is not None and failure.type in INFRASTRUCTURE and failure.type not in NEVER_RETRIED
 
 
+def cause_of_group(error: BaseException | None) -> BaseException | None:
+    """What a group of exceptions, as tools that run side by side raise it, comes down to: one that ends the run, or the
+    first where all are the machine's doing; None for any other group and for a single exception."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    parts = _parts(error)
+    stop = next((part for part in parts if isinstance(part, STOPS)), None)
+    return stop or (parts[0] if all(type(part).__name__ in INFRASTRUCTURE for part in parts) else None)
+
+
+def _parts(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [part for each in error.exceptions for part in _parts(each)]
+
+
 _AROUND_THE_WORK = ("asyncio.", "harbor.trial.", "evsys_sdk.concurrency", "evsys_sdk.rollout.agent_loop")
 
 
