@@ -80,7 +80,7 @@ def test_every_example_is_numbered_explained_and_run_by_a_test():
     real = {example for example, _ in REAL_WEIGHTS}
     assert {*QUICK, *real, "01_minimal_loop"} == {name for name in folders if name[:2] < "15"}
     slow = (ROOT / "tests/slow/test_proofs.py").read_text()
-    for example in real:
+    for example in {*real, "16_research_local"}:
         assert f'"{example}"' in slow, f"tests/slow does not run {example}"
     index = (EXAMPLES / "README.md").read_text()
     assert re.findall(r"^\| \[(\w+)\]", index, re.M) == folders, "examples/README.md lists them in order"
@@ -198,6 +198,6 @@ def test_the_examples_on_real_weights_run_on_mock_in_the_order_of_their_readmes(
 
 def test_the_scripts_of_the_examples_on_real_weights_load():
     """They run in tests/slow; here their imports and names are checked."""
-    for example in {"01_minimal_loop", *(name for name, _ in REAL_WEIGHTS)}:
+    for example in {"01_minimal_loop", "16_research_local", *(name for name, _ in REAL_WEIGHTS)}:
         spec = importlib.util.spec_from_file_location("run", EXAMPLES / example / "run.py")
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -105,3 +105,9 @@ def test_what_the_verdict_names_is_shipped_and_passes_the_probe():
     assert "pass@1" in card.read_text()
     states = Path(".evsys/outputs/deploy/deploy.deployments.jsonl").read_text().splitlines()
     assert json.loads(states[-1])["state"] == "deployed", states[-1]
+
+
+def test_research_keeps_a_better_recipe_of_a_real_model():
+    said = run_script("16_research_local")
+    assert re.search(r"kept  trial \d: val.pass@1 [01]\.\d+ \(selected\), algorithm.params.learning_rate", said), said
+    assert re.search(r"to the config's own run: better$", said, re.M), said
