@@ -110,4 +110,6 @@ def test_what_the_verdict_names_is_shipped_and_passes_the_probe():
 def test_research_keeps_a_better_recipe_of_a_real_model():
     said = run_script("16_research_local")
     assert re.search(r"kept  trial \d: val.pass@1 [01]\.\d+ \(selected\), algorithm.params.learning_rate", said), said
-    assert re.search(r"to the config's own run: better$", said, re.M), said
+    # The config's own run solves nothing; with four fresh seeds the difference may stay undecided.
+    result = re.search(r"^Result: val.pass@1 ([01]\.\d+) .* on 4 fresh seeds", said, re.M)
+    assert result and float(result[1]) > 0.4 and "to the config's own run" in said, said
