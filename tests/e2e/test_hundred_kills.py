@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -59,6 +60,8 @@ def _compare(project, record_tree, runs, kills, seed, *, longest, **top):
     while left > 0:
         number += 1
         path = _config(project, runs, f"killed{number}", **top)
+        # A workspace of its own for each: a conclusion says how many experiments have been selected on these tasks.
+        shutil.rmtree(project.root / ".evsys", ignore_errors=True)
         left -= _killed_until_done(project, path, chance, left, longest)
         found = record_tree(project.root / f"killed{number}/out")
         assert found.keys() == expected.keys()

@@ -84,7 +84,7 @@ def test_a_benchmark_that_copies_training_rows_is_marked_wherever_its_score_stan
     assert "warning: leakage" not in done.stdout and done.stdout.count("Leakage: 4 of 4 val/v tasks appear") == 1
     page = (project.root / "outputs/hello_sft.experiment.md").read_text()
     assert re.search(r"\| r0 \| completed \| 2 \| .*, on training rows \|", page)
-    assert re.search(r"\| r0 \| [0-9.]+, on training rows \|", page)
+    assert re.search(r"\| r0 \| [0-9.]+ \[[0-9.]+, [0-9.]+\], on training rows \|", page)
     shown = project.evsys("show", "hello_sft", check=True).stdout
     assert re.search(r"^  r0: .* pass@1 .*, on training rows", shown, re.M)
     assert "(on training rows)" in project.evsys("history", check=True).stdout

@@ -58,11 +58,21 @@ def blocks(language: str) -> list[Any]:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-    """A folder with a config, rows, tasks and the modules that pages speak of. What a page registers goes with it."""
+def registries(tmp_path, monkeypatch):
+    """What a test registers goes with it, as do modules that it imports from its folder or from the examples."""
     for one in REGISTRIES.values():
         one.names()  # everything is loaded before the copies are made
         monkeypatch.setattr(one, "entries", dict(one.entries))
+    yield
+    # The next page may have modules of the same names. Only the page's own: numpy cannot be loaded a second time.
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith((f"{tmp_path}/", f"{ROOT}/examples/")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, registries):
+    """A folder with a config, rows, tasks and the modules that pages speak of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVSYS_OFFLINE", "1")
     for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "TINKER_API_KEY"):
@@ -87,11 +97,7 @@ def world(tmp_path, monkeypatch):
         ]
         _write(tmp_path / folder / "tasks.jsonl", tasks)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(BASE))
-    yield tmp_path
-    # The next page may have modules of the same names. Only the page's own: numpy cannot be loaded a second time.
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}/"):
-            del sys.modules[name]
+    return tmp_path
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -188,7 +194,7 @@ def test_names_in_the_text_for_agents_exist(page, tmp_path, world):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_an_example_config_validates_deeply_and_strictly(path, monkeypatch):
+def test_an_example_config_validates_deeply_and_strictly(path, monkeypatch, registries):
     monkeypatch.chdir(ROOT)
     validate_yaml(path, deep=True, strict=True)
 
